@@ -81,13 +81,13 @@ def load(kind: type[AnyCard], name: str, folder: Path, *, unknown: str) -> AnyCa
 
 def introductions(folder: Path) -> list[tuple[str, str, str]]:
     """Return name, title and summary of every card, without checking anything else."""
-    found = []
+    cards = []
     for name in known_cards(folder):
         raw = _read(folder / f"{name}.yaml")
         texts = [raw.get(key) if isinstance(raw, dict) else None for key in ("title", "summary")]
         require(all(isinstance(text, str) for text in texts), f"{name}.yaml: title and summary must be texts")
-        found.append((name, str(texts[0]), str(texts[1])))
-    return found
+        cards.append((name, str(texts[0]), str(texts[1])))
+    return cards
 
 
 def _read(path: Path) -> Any:
@@ -101,12 +101,12 @@ def _read(path: Path) -> Any:
 
 def built(kind: type[Any], raw: object, where: str) -> Any:
     """Make a dataclass from a mapping. The mapping needs every field without a default, and may have no unknown keys."""
-    known = {field.name: field for field in fields(kind)}
+    accepted = {field.name: field for field in fields(kind)}
     if not isinstance(raw, dict):
-        raise UserError(f"{where} must be a mapping with the keys {', '.join(known)}")
-    unknown = [str(key) for key in raw if key not in known]
-    require(not unknown, f"{where}: unknown key {', '.join(unknown)}: use only {', '.join(known)}")
-    required = (name for name, each in known.items() if each.default is each.default_factory is MISSING)
+        raise UserError(f"{where} must be a mapping with the keys {', '.join(accepted)}")
+    unknown = [str(key) for key in raw if key not in accepted]
+    require(not unknown, f"{where}: unknown key {', '.join(unknown)}: use only {', '.join(accepted)}")
+    required = (name for name, entry in accepted.items() if entry.default is entry.default_factory is MISSING)
     missing = [name for name in required if name not in raw]
     require(not missing, f"{where}: missing key {', '.join(missing)}")
     declared = get_type_hints(kind, include_extras=True)
@@ -123,7 +123,7 @@ def _value(declared: Any, raw: object, where: str) -> Any:
     if get_origin(declared) in (Union, UnionType):
         if raw is None and NoneType in inner:
             return None
-        (declared,) = (each for each in inner if each is not NoneType)
+        (declared,) = (option for option in inner if option is not NoneType)
     if is_dataclass(declared):
         return built(declared, raw, where)  # type: ignore[arg-type]
     if get_origin(declared) is tuple:
@@ -173,13 +173,13 @@ def remarked(provenance: ProvenanceOf, text: str) -> ProvenanceOf:
 
 def find_data_dir(data_dir: Path | None) -> Path | None:
     """Return the given directory, else the one that the environment names, else None."""
-    named = str(data_dir) if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE)
-    if not named:
+    folder = str(data_dir) if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE)
+    if not folder:
         return None
-    if not Path(named).is_dir():
+    if not Path(folder).is_dir():
         origin = "data_dir" if data_dir is not None else DATA_DIR_VARIABLE
-        raise UserError(f"{origin}={named!r} is not a directory: correct or unset it")
-    return Path(named)
+        raise UserError(f"{origin}={folder!r} is not a directory: correct or unset it")
+    return Path(folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,20 +200,20 @@ def find_local(files: Sequence[File], named: str | None, data_dir: Path | None) 
     """Find the named file. Without a name, find the first of a card's files in the data directory, or all files of its pattern."""
     if named is not None:
         path = Path(named)
-        known = next((entry for entry in files if Path(entry.path).name == path.name), None)
-        return Local(paths=(path,), entry=known, location=path.name)
+        listed = next((entry for entry in files if Path(entry.path).name == path.name), None)
+        return Local(paths=(path,), entry=listed, location=path.name)
     directory = find_data_dir(data_dir)
     for entry in files if directory is not None else ():
         assert directory is not None
-        if paths := tuple(sorted(each for each in directory.glob(entry.path) if each.is_file())):
+        if paths := tuple(sorted(file for file in directory.glob(entry.path) if file.is_file())):
             return Local(paths=paths, entry=entry, location=entry.path)
     return None
 
 
 def local_file(card: Card, files: Sequence[File], named: str | None, data_dir: Path | None) -> Local[File]:
     """Like ``find_local`` with the card's ``files``, but raises UserError with a fix if there is none."""
-    if (found := find_local(files, named, data_dir)) is not None:
-        return found
+    if (local := find_local(files, named, data_dir)) is not None:
+        return local
     directory = find_data_dir(data_dir)
     accepted = ", ".join(entry.path for entry in files) or "none"
     raise UserError(

@@ -70,8 +70,8 @@ class KnownNames(Section):
 @cache
 def known_names() -> KnownNames:
     path = Path(__file__).with_name("formats.yaml")
-    known: KnownNames = built(KnownNames, read_yaml(path), path.name)
-    return known
+    names: KnownNames = built(KnownNames, read_yaml(path), path.name)
+    return names
 
 
 _TIME = re.compile(
@@ -145,97 +145,97 @@ def columns_of(
 ) -> Columns:
     """Find the columns to read among ``names``: as ``given`` says (OURS=THEIRS, ...), or by the names. ``unit`` is the unit of times that a
     user gave, if any. Errors name ``file``. With ``needs_answers``, raises UserError for a file without the answers' lengths."""
-    known = next((each for each in known_names().formats if each.fits(names)), None)
+    detected = next((entry for entry in known_names().formats if entry.fits(names)), None)
     if given is not None:
-        named, found = _given(given, names, file), None
-        said = f"columns={given!r}:"
-    elif known is not None:
-        named, found, said = known.among(names), known, f"{file}:"
+        named, file_format = _given(given, names, file), None
+        prefix = f"columns={given!r}:"
+    elif detected is not None:
+        named, file_format, prefix = detected.among(names), detected, f"{file}:"
     else:
-        named, found, said = _plain(names, file), None, f"{file}:"
-    _check_consistent(named, names, said, needs_answers)
-    name = next((each for each in TIMES if each in named), None)
+        named, file_format, prefix = _plain(names, file), None, f"{file}:"
+    _check_consistent(named, names, prefix, needs_answers)
+    name = next((key for key in TIMES if key in named), None)
     if name is None:
         require(unit is None, f"time_unit={unit!r} has no effect: {file} has no column of times that is read: name it")
-        return Columns(named=named, format=found)
-    own = TIMES[name] or _unit_in(named[name])
+        return Columns(named=named, format=file_format)
+    own_unit = TIMES[name] or _unit_in(named[name])
     is_named = given is not None and name != "arrival"
     if is_named:
         require(
-            unit in (None, own),
+            unit in (None, own_unit),
             f"time_unit={unit!r} has no effect beside {name}: write arrival={named[name]} with it, or leave it out",
         )
         # We know the unit of a published column, so refuse a name with another.
-        if known is not None:
-            published = next((each for each in TIMES if known.among(names).get(each) == named[name]), name)
+        if detected is not None:
+            published = next((key for key in TIMES if detected.among(names).get(key) == named[name]), name)
             require(
                 published == name,
-                f"{said} {named[name]} of {file}, a file of {known.title}, is in {WORDS[TIMES[published] or 's']}: write "
+                f"{prefix} {named[name]} of {file}, a file of {detected.title}, is in {WORDS[TIMES[published] or 's']}: write "
                 f"{published}={named[name]}, or arrival={named[name]} and the unit that it has as --time-unit, or leave columns out",
             )
     return Columns(
         named=named,
-        format=found,
+        format=file_format,
         time=named[name],
-        unit=unit or own,
+        unit=unit or own_unit,
         is_said=unit is not None or is_named,
         is_said_by_option=unit is not None,
     )
 
 
 def _given(text: str, names: Sequence[str], file: str) -> dict[str, str]:
-    said = f"columns={text!r}"
-    found: dict[str, str] = {}
+    prefix = f"columns={text!r}"
+    columns: dict[str, str] = {}
     try:
         words = next(csv.reader([text], skipinitialspace=True, strict=True), [])
     except csv.Error as error:
-        raise UserError(f"{said} cannot be read ({error}): write it like {EXAMPLE}") from None
+        raise UserError(f"{prefix} cannot be read ({error}): write it like {EXAMPLE}") from None
     for word in words:
         name, equals, column = (part.strip() for part in word.partition("="))
         require(
-            bool(name and equals and column), f"{said}: {word!r} is no name and its column: write it like {EXAMPLE}"
+            bool(name and equals and column), f"{prefix}: {word!r} is no name and its column: write it like {EXAMPLE}"
         )
-        require(name in NAMES, f"{said}: {name!r} is unknown: use {', '.join(NAMES)}")
-        require(name not in found, f"{said}: {name} is given twice: keep one")
-        require(column not in found.values(), f"{said}: the column {column!r} is given twice: keep one")
-        require(column in names, f"{said}: {file} has no column {column!r}: use one of {', '.join(names)}")
-        found[name] = column
-    return found
+        require(name in NAMES, f"{prefix}: {name!r} is unknown: use {', '.join(NAMES)}")
+        require(name not in columns, f"{prefix}: {name} is given twice: keep one")
+        require(column not in columns.values(), f"{prefix}: the column {column!r} is given twice: keep one")
+        require(column in names, f"{prefix}: {file} has no column {column!r}: use one of {', '.join(names)}")
+        columns[name] = column
+    return columns
 
 
 def _plain(names: Sequence[str], file: str) -> dict[str, str]:
     """The columns with our own names, or with other names that can mean only one thing."""
-    own = {name: name for name in NAMES if name in names and name != "id"}
+    columns = {name: name for name in NAMES if name in names and name != "id"}
     messages = next((name for name in MESSAGES if name in names), None)
-    if messages is not None and not own.keys() & {*LENGTHS, "rounds"}:
+    if messages is not None and not columns.keys() & {*LENGTHS, "rounds"}:
         # In a row with a whole chat, columns such as turn, session and parent do not describe rounds.
-        own = {name: name for name in own if name in TIMES or name == "gen_length"} | {"rounds": messages}
+        columns = {name: name for name in columns if name in TIMES or name == "gen_length"} | {"rounds": messages}
     by_plain: dict[str, list[str]] = {}
     for name in names:
         by_plain.setdefault(_spelt(name), []).append(name)
     for name, others in known_names().names.items():
-        is_told = own.keys() & {*LENGTHS, "rounds"} if name in LENGTHS else name in own
-        is_whole = "rounds" in own and (name != "gen_length" or own["rounds"] not in MESSAGES)
-        if is_told or is_whole or (name == "turn" and "session" not in own):
+        is_named = columns.keys() & {*LENGTHS, "rounds"} if name in LENGTHS else name in columns
+        is_whole = "rounds" in columns and (name != "gen_length" or columns["rounds"] not in MESSAGES)
+        if is_named or is_whole or (name == "turn" and "session" not in columns):
             continue
-        there = [each for other in others for each in by_plain.get(other, ())]
-        if name == "gen_length" and not there:
-            there = [each for other in known_names().limits for each in by_plain.get(other, ())]
-        require(len(there) < 2, f"{file}: {' and '.join(there)} both say {name}: name one of them, like {EXAMPLE}")
-        if there:
-            own[name] = there[0]
-    if not own.keys() & TIMES.keys():
-        found = [name for name in names if _TIME.fullmatch(_spelt(name))]
-        arrivals = [name for name in found if _spelt(name).startswith("arriv")]
+        matches = [column for other in others for column in by_plain.get(other, ())]
+        if name == "gen_length" and not matches:
+            matches = [column for other in known_names().limits for column in by_plain.get(other, ())]
+        require(len(matches) < 2, f"{file}: {' and '.join(matches)} both say {name}: name one of them, like {EXAMPLE}")
+        if matches:
+            columns[name] = matches[0]
+    if not columns.keys() & TIMES.keys():
+        candidates = [name for name in names if _TIME.fullmatch(_spelt(name))]
+        arrivals = [name for name in candidates if _spelt(name).startswith("arriv")]
         # Take it only if there is one.
-        own |= next(({"arrival": chosen[0]} for chosen in (found, arrivals) if len(chosen) == 1), {})
+        columns |= next(({"arrival": chosen[0]} for chosen in (candidates, arrivals) if len(chosen) == 1), {})
     delay = next((name for name in names if _spelt(name) in ("delay", "wait", "think_time")), None)
-    is_timed = own.keys() & {*DELAYS, *WAITS}
+    is_timed = columns.keys() & {*DELAYS, *WAITS}
     require(
-        delay is None or "session" not in own or bool(is_timed),
+        delay is None or "session" not in columns or bool(is_timed),
         f"{file}: the unit of its column {delay!r} is not said: name it with --columns, as wait_s, wait_ms, delay_s or delay_ms",
     )
-    return own
+    return columns
 
 
 def _spelt(name: str) -> str:
@@ -251,20 +251,20 @@ def _unit_in(column: str) -> TimeUnit | None:
 def _check_consistent(found: Mapping[str, str], names: Sequence[str], said: str, needs_answers: bool) -> None:
     fix = f"name it, like {EXAMPLE}"
     for group in (tuple(TIMES), LENGTHS, (*DELAYS, *WAITS)):
-        both = [name for name in group if name in found]
-        require(len(both) < 2, f"{said} {' and '.join(both)} say the same: name one of them as columns")
+        present = [name for name in group if name in found]
+        require(len(present) < 2, f"{said} {' and '.join(present)} say the same: name one of them as columns")
     if "rounds" in found:
-        may = {"rounds", *TIMES, *(("gen_length",) if found["rounds"] in MESSAGES else ())}
-        beside = ", ".join(sorted(found.keys() - may))
-        require(not beside, f"{said} rounds hold all of a session, {beside} too: leave one out")
+        allowed = {"rounds", *TIMES, *(("gen_length",) if found["rounds"] in MESSAGES else ())}
+        extra = ", ".join(sorted(found.keys() - allowed))
+        require(not extra, f"{said} rounds hold all of a session, {extra} too: leave one out")
         return
-    has = f"the file has {', '.join(names)}"
+    listing = f"the file has {', '.join(names)}"
     is_bare = bool(names) and all(_VALUE.fullmatch(name) for name in names)
-    require(not is_bare, f"{said} the first line names no columns, {has}: write a line of names over it")
-    require(any(name in found for name in LENGTHS), f"{said} no column is the prompts' length, {has}: {fix}")
+    require(not is_bare, f"{said} the first line names no columns, {listing}: write a line of names over it")
+    require(any(name in found for name in LENGTHS), f"{said} no column is the prompts' length, {listing}: {fix}")
     require(
         "gen_length" in found or not needs_answers,
-        f"{said} no column is the answers' length gen_length, {has}: {fix}, or give all answers one as gen_length (--gen-length, in repro capacity --knob gen_length=...)",
+        f"{said} no column is the answers' length gen_length, {listing}: {fix}, or give all answers one as gen_length (--gen-length, in repro capacity --knob gen_length=...)",
     )
     is_linked = "session" in found or "parent" in found
     for name in (*DELAYS, *WAITS, "turn", "context_len", "duration_s"):

@@ -150,20 +150,20 @@ def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = No
         band = f", prompts of {low} to {config.high or 'any number of'} tokens alone"
     if config.file is not None:
         keep = _in_band(config, trace_of(config.file, config.seed).sessions, repr(config.file.where))
-        found = served(config.file, config.replayed, config.seed, num=config.num_turns, in_rounds=True, keep=keep)
-        description = f"{found.description}; {found.trace.how} conversations{band}"
-        return _workload(found.trace.name, config, found.sessions, found.arrival_s, found.trace.origin, description)
+        chosen = served(config.file, config.replayed, config.seed, num=config.num_turns, in_rounds=True, keep=keep)
+        description = f"{chosen.description}; {chosen.trace.how} conversations{band}"
+        return _workload(chosen.trace.name, config, chosen.sessions, chosen.arrival_s, chosen.trace.origin, description)
     card = load_conversation_card(config.dataset)
     if config.source == "local":
-        held = _held(card, config, data_dir)
+        trace = _held(card, config, data_dir)
         stream = ("conversations", "sample")
-        found = taken(
-            held, None, config.seed, num=config.num_turns, in_rounds=True, stream=stream, step=len(held.sessions)
+        chosen = taken(
+            trace, None, config.seed, num=config.num_turns, in_rounds=True, stream=stream, step=len(trace.sessions)
         )
-        sessions = _answered(card, found.sessions, config)
-        origin = held.origin
+        sessions = _answered(card, chosen.sessions, config)
+        origin = trace.origin
         description = f"{card.title}: recorded conversations, lengths of the file's texts at 4 characters a token{band}"
-        description += found.repeated
+        description += chosen.repeated
     else:
         require(
             config.path is None,
@@ -189,9 +189,9 @@ def _workload(
     rounds = [
         tuple(
             Round(prompt, config.answer_tokens or answer or 1, (delay_s or 0.0) if is_replayed else config.think_s)
-            for prompt, answer, delay_s in each.rounds
+            for prompt, answer, delay_s in session.rounds
         )
-        for each in recorded
+        for session in recorded
     ]
     sessions = tuple(map(Session, range(len(rounds)), arrival_s, rounds))
     prompts = {
@@ -206,8 +206,8 @@ def _workload(
             description=description,
             # Times are the file's if they are replayed. Otherwise the family that serves the sessions decides them.
             checksum=checksum(
-                f"{each.session_id}|{f'{each.arrival_s:.6f}|' if each.arrival_s else ''}{each.rounds}"
-                for each in sessions
+                f"{session.session_id}|{f'{session.arrival_s:.6f}|' if session.arrival_s else ''}{session.rounds}"
+                for session in sessions
             ),
             shares={name: sum(tokens < SHORT for tokens in each) / len(each) for name, each in prompts.items() if each},
         ),
@@ -220,8 +220,8 @@ def _workload(
 def _drawn(card: ConversationCard, config: ConversationConfig) -> list[TracedSession]:
     first_spread = card.first.log_normal
     if config.is_banded:
-        alone = _lengths(card, first_spread, config.num_turns, config, "first", shares=_shares_of_band(card, config))
-        return [TracedSession((RecordedRound(prompt, 1),)) for prompt in alone]
+        sizes = _lengths(card, first_spread, config.num_turns, config, "first", shares=_shares_of_band(card, config))
+        return [TracedSession((RecordedRound(prompt, 1),)) for prompt in sizes]
     if card.turns.mean == 1:
         turns = [1] * config.num_turns
     else:
@@ -282,10 +282,10 @@ def _held(card: ConversationCard, config: ConversationConfig, data_dir: Path | N
     """Read the conversations of a file, or only its prompts within the band."""
     from repro.workloads.recorded import read_chats
 
-    found = local_file(card, card.local, config.path, data_dir)
-    sessions = read_chats(found.paths)
+    local = local_file(card, card.local, config.path, data_dir)
+    sessions = read_chats(local.paths)
     sessions = _in_band(config, sessions, f"the file of {card.name}") or sessions
-    origin = replace(found.origin, location=", ".join(path.name for path in found.paths))
+    origin = replace(local.origin, location=", ".join(path.name for path in local.paths))
     return Trace(name=card.name, origin=origin, sessions=sessions, columns={}, unit="session")
 
 
@@ -296,27 +296,27 @@ def _in_band(
     if not config.is_banded:
         return None
     low, high = config.band
-    found = tuple(
-        each._replace(rounds=(turn,)) for each in sessions for turn in each.rounds if low <= turn.prefill_tokens <= high
+    chats = tuple(
+        chat._replace(rounds=(turn,)) for chat in sessions for turn in chat.rounds if low <= turn.prefill_tokens <= high
     )
     require(
-        bool(found),
+        bool(chats),
         f"min_tokens={config.low}, max_tokens={config.high}: {where} has no such prompts, ask for other lengths",
     )
-    return found
+    return chats
 
 
 def _answered(
     card: ConversationCard, sessions: Sequence[TracedSession], config: ConversationConfig
 ) -> list[TracedSession]:
     """Return the conversations with drawn answers for turns without a recorded one."""
-    drawn = iter(_answers(card, sum(len(each.rounds) for each in sessions), config))
+    answers = iter(_answers(card, sum(len(session.rounds) for session in sessions), config))
     return [
-        each._replace(
+        session._replace(
             rounds=tuple(
                 turn if turn.decode_tokens else turn._replace(decode_tokens=answer)
-                for turn, answer in zip(each.rounds, drawn, strict=False)
+                for turn, answer in zip(session.rounds, answers, strict=False)
             )
         )
-        for each in sessions
+        for session in sessions
     ]

@@ -106,19 +106,19 @@ def known_datasets(cards_dir: Path = CARDS_DIR) -> tuple[str, ...]:
 def load_card(name: str, cards_dir: Path = CARDS_DIR) -> DatasetCard:
     """Read the card of a data set; case does not matter (the paper's LiveBench is ``livebench``)."""
     card = load(DatasetCard, name, cards_dir, unknown=f"dataset={name!r} is unknown")
-    where, columns, lengths = f"{card.name}.yaml", card.columns, card.embedded.lengths
+    file_name, columns, lengths = f"{card.name}.yaml", card.columns, card.embedded.lengths
     require(
         (columns.prompt is None) != (columns.prompt_tokens is None),
-        f"{where}: columns: give either prompt or prompt_tokens",
+        f"{file_name}: columns: give either prompt or prompt_tokens",
     )
     for file in card.local:
         require(
             (file.format == "lengths_csv") == (file.column is not None),
-            f"{where}: local: {file.path}: column goes with format lengths_csv, and with it only",
+            f"{file_name}: local: {file.path}: column goes with format lengths_csv, and with it only",
         )
     require(
         lengths.offset < lengths.low <= lengths.high,
-        f"{where}: embedded: low={lengths.low}, high={lengths.high}: need offset={lengths.offset} < low <= high",
+        f"{file_name}: embedded: low={lengths.low}, high={lengths.high}: need offset={lengths.offset} < low <= high",
     )
     fitted = fit_statistics(card.embedded.statistics)
     require(
@@ -126,7 +126,7 @@ def load_card(name: str, cards_dir: Path = CARDS_DIR) -> DatasetCard:
             isclose(*pair, abs_tol=_PARAMETER_TOLERANCE)
             for pair in zip(fitted, (lengths.mu, lengths.sigma), strict=True)
         ),
-        f"{where}: embedded: mu={lengths.mu}, sigma={lengths.sigma} do not follow from the statistics: put mu: "
+        f"{file_name}: embedded: mu={lengths.mu}, sigma={lengths.sigma} do not follow from the statistics: put mu: "
         f"{fitted.mu:.4f} and sigma: {fitted.sigma:.4f}",
     )
     return card

@@ -148,22 +148,22 @@ def is_own(path: Path) -> bool:
 
 def _own(row: Row) -> TracedSession:
     """Read a row of our own format. ``arrival_s`` and ``gen_length`` may be missing, but not the prompt."""
-    given = row.values
-    for key in given:
+    values = row.values
+    for key in values:
         if key not in OWN_KEYS:
             fix = f"call it {RENAMED[key]}" if key in RENAMED else f"use only {', '.join(OWN_KEYS)}"
-            raise row.bad(key, given[key], f"unknown key, {fix}")
-    if ("prompt" in given) == ("prompt_len" in given):
+            raise row.bad(key, values[key], f"unknown key, {fix}")
+    if ("prompt" in values) == ("prompt_len" in values):
         fix = "give either prompt (text) or prompt_len (tokens), not both or neither"
-        raise row.bad("prompt_len", given.get("prompt_len"), fix)
-    if given.get("prompt") == "":
+        raise row.bad("prompt_len", values.get("prompt_len"), fix)
+    if values.get("prompt") == "":
         raise row.bad("prompt", "", "expected a text that is not empty")
     return request_of(
         row,
-        row.count("prompt_len", low=1) if "prompt_len" in given else 0,
-        row.text("prompt") if "prompt" in given else None,
-        row.seconds("arrival_s") if "arrival_s" in given else None,
-        row.count("gen_length", low=1) if "gen_length" in given else None,
+        row.count("prompt_len", low=1) if "prompt_len" in values else 0,
+        row.text("prompt") if "prompt" in values else None,
+        row.seconds("arrival_s") if "arrival_s" in values else None,
+        row.count("gen_length", low=1) if "gen_length" in values else None,
     )
 
 
@@ -172,10 +172,10 @@ def _record(row: Row, columns: Sequence[str]) -> Record:
 
 
 def _hub_rows(card: DatasetCard, columns: tuple[str, ...]) -> Iterator[Row]:
-    found = load_hub_columns(card.hub, columns)
-    absent = [name for name in columns if name not in found]
-    require(not absent, f"{card.hub.id} has no column {', '.join(absent)}: pin an older revision in the card")
-    rows = enumerate(zip(*(found[name] for name in columns), strict=True))
+    data = load_hub_columns(card.hub, columns)
+    missing = [name for name in columns if name not in data]
+    require(not missing, f"{card.hub.id} has no column {', '.join(missing)}: pin an older revision in the card")
+    rows = enumerate(zip(*(data[name] for name in columns), strict=True))
     return (Row(f"{card.hub.id} row {number}", dict(zip(columns, cells, strict=True))) for number, cells in rows)
 
 

@@ -155,7 +155,7 @@ class LogNormalParameters(NamedTuple):
 
     def at(self, uniforms: Floats) -> Floats:
         """Return the quantiles of these shares."""
-        normals = np.array([NORMAL.inv_cdf(each) for each in uniforms.tolist()], dtype=np.float64)
+        normals = np.array([NORMAL.inv_cdf(share) for share in uniforms.tolist()], dtype=np.float64)
         return np.exp(self.mu + self.sigma * normals)
 
 
@@ -198,13 +198,13 @@ _SIGMA: Mapping[frozenset[str], Callable[[Mapping[str, float]], float]] = {
 
 def fit_statistics(statistics: Mapping[str, float]) -> LogNormalParameters:
     """Fit a log-normal to a card's named statistics."""
-    given = frozenset(statistics)
-    if given not in _SIGMA:
+    key = frozenset(statistics)
+    if key not in _SIGMA:
         options = "; ".join(" and ".join(sorted(names)) for names in _SIGMA)
         raise UserError(f"statistics={sorted(statistics)} determine no log-normal: give one of {options}")
     require(min(statistics.values()) > 0, f"statistics={dict(statistics)} must all be above 0")
     mean = statistics["mean"]
     if statistics.get("median", 0) >= mean:
         raise UserError(f"median={statistics['median']} must be below mean={mean}: use another fit")
-    sigma = _SIGMA[given](statistics)
+    sigma = _SIGMA[key](statistics)
     return LogNormalParameters(math.log(mean) - sigma**2 / 2, sigma)

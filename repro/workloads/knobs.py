@@ -60,8 +60,8 @@ def place_of(workload: str) -> str | None:
 
 def named_after(workload: str) -> str:
     """The name of a run on a workload: a file's name without its endings, or its name in its module."""
-    if (where := place_of(workload)) is not None:
-        return where.partition(":")[2]
+    if (spec := place_of(workload)) is not None:
+        return spec.partition(":")[2]
     name = PurePath(workload).name.removesuffix(".gz")
     return PurePath(name).stem or name
 

@@ -59,7 +59,7 @@ def counted_rounds(row: Row, *, with_delays: bool) -> tuple[RecordedRound, ...]:
     for entry in rounds:
         is_round = isinstance(entry, list) and 2 <= len(entry) <= 2 + with_delays
         counts = entry[:2] if is_round else [None]
-        is_counted = all(type(each) is int and 1 <= each <= MOST_TOKENS for each in counts)
+        is_counted = all(type(count) is int and 1 <= count <= MOST_TOKENS for count in counts)
         if not is_counted or not all(is_seconds(item, MOST_DELAY_S) for item in entry[2:]):
             raise row.bad("rounds", entry, f"expected {form}")
     return tuple(RecordedRound(*entry[:2], *map(float, entry[2:])) for entry in rounds)
@@ -98,15 +98,15 @@ def _asked_turns(row: Row, turns: list[object]) -> tuple[RecordedRound, ...]:
     """Read a session in AIPerf's form: for each turn the user's text, milliseconds before it, and the answer's length if it is given."""
     rounds: list[RecordedRound] = []
     for turn in turns:
-        told = Row(row.where, {"text": turn} if isinstance(turn, str) else turn if isinstance(turn, dict) else {})
-        text, several = told.values.get("text"), told.values.get("texts")
-        if text is None and isinstance(several, list) and all(isinstance(each, str) for each in several):
-            text = "\n".join(several)
+        turn_row = Row(row.where, {"text": turn} if isinstance(turn, str) else turn if isinstance(turn, dict) else {})
+        text, texts = turn_row.values.get("text"), turn_row.values.get("texts")
+        if text is None and isinstance(texts, list) and all(isinstance(part, str) for part in texts):
+            text = "\n".join(texts)
         if not isinstance(text, str):
             raise row.bad("turns", turn, 'expected a text, or {"text": ..., "delay": milliseconds}')
-        if rounds and not told.is_empty("delay"):
-            rounds[-1] = rounds[-1]._replace(delay_s=told.seconds("delay") / 1000)
-        answer = None if told.is_empty("output_length") else told.count("output_length", low=1)
+        if rounds and not turn_row.is_empty("delay"):
+            rounds[-1] = rounds[-1]._replace(delay_s=turn_row.seconds("delay") / 1000)
+        answer = None if turn_row.is_empty("output_length") else turn_row.count("output_length", low=1)
         rounds.append(RecordedRound(text_tokens(text), answer))
     return tuple(rounds)
 
@@ -119,8 +119,8 @@ def _message(row: Row, name: str, message: object) -> tuple[str, str]:
     if not isinstance(role, str) or role not in _ASKING | _ANSWERING:
         raise row.bad("role", role, f"expected one of {', '.join(sorted(_ASKING | _ANSWERING))}")
     if isinstance(text, list):
-        parts = [each.get("text") if isinstance(each, dict) else None for each in text]
-        if all(isinstance(each, str) for each in parts):
+        parts = [part.get("text") if isinstance(part, dict) else None for part in text]
+        if all(isinstance(part, str) for part in parts):
             text = "\n".join(map(str, parts))
     # A model that calls a tool may say nothing else.
     if text is None and role in _ANSWERING:
@@ -135,9 +135,9 @@ def read_chats(paths: Sequence[Path], most: int = MOST_CONVERSATIONS) -> tuple[T
     readers = (parquet_rows(path, *MESSAGES) if path.suffix == ".parquet" else object_rows(path) for path in paths)
     rows = chain.from_iterable(readers)
     chats = (TracedSession(rounds, where=row.where) for row in rows if (rounds := chat_of(row)))
-    found = tuple(islice(chats, most))
-    require(bool(found), f"{paths[0].name} has no conversation with a prompt: check that it is the whole file")
-    return found
+    sessions = tuple(islice(chats, most))
+    require(bool(sessions), f"{paths[0].name} has no conversation with a prompt: check that it is the whole file")
+    return sessions
 
 
 def read_sessions(path: Path, kind: SessionFormat | None = None) -> tuple[TracedSession, ...]:
@@ -145,8 +145,8 @@ def read_sessions(path: Path, kind: SessionFormat | None = None) -> tuple[Traced
     published = None if kind is None else _PUBLISHED.get(kind)
     sessions = tuple(map(_own_session, json_rows(path)) if published is None else _published(path, published))
     require(bool(sessions), f"{path.name} has no session: check that it is the whole file")
-    bare = next((number for number, session in enumerate(sessions, start=1) if not session.rounds), None)
-    require(bare is None, f"{path.name}: session {bare} has no round: take it out")
+    empty = next((number for number, session in enumerate(sessions, start=1) if not session.rounds), None)
+    require(empty is None, f"{path.name}: session {empty} has no round: take it out")
     return sessions
 
 

@@ -67,7 +67,7 @@ class PlainSessions(Sequence[TracedSession]):
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
-            return tuple(self[each] for each in range(len(self))[place])
+            return tuple(self[number] for number in range(len(self))[place])
         index = range(len(self))[place]
         rounds = (RecordedRound(int(self.prefill[index]), int(self.decode[index])),)
         arrival_s = None if self.arrival_s is None else float(self.arrival_s[index])
@@ -95,7 +95,7 @@ def block_of(sessions: Sequence[TracedSession]) -> int | None:
     """Tokens in each of the sessions' named blocks; None if the sessions name no blocks."""
     if isinstance(sessions, PlainSessions):
         return sessions.block
-    return next((each.prefix.block_tokens for each in sessions if each.prefix is not None), None)
+    return next((session.prefix.block_tokens for session in sessions if session.prefix is not None), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ class Trace:
     @property
     def num_rounds(self) -> int:
         is_plain = isinstance(self.sessions, PlainSessions)
-        return len(self.sessions) if is_plain else sum(len(each.rounds) for each in self.sessions)
+        return len(self.sessions) if is_plain else sum(len(session.rounds) for session in self.sessions)
 
 
 @dataclass(frozen=True, kw_only=True)

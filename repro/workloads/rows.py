@@ -84,15 +84,15 @@ class Row(NamedTuple):
     def numbers(self, field: str) -> list[int]:
         """Read a list of whole numbers, which a CSV file holds as text."""
         value = self.required(field)
-        found = value
+        items = value
         if isinstance(value, str):
             try:
-                found = DECODER.decode(value)
+                items = DECODER.decode(value)
             except ValueError:
-                found = None
-        if not isinstance(found, list) or any(type(each) is not int for each in found):
+                items = None
+        if not isinstance(items, list) or any(type(item) is not int for item in items):
             raise self.bad(field, value, "expected a list of whole numbers")
-        return found
+        return items
 
     def is_number(self, field: str) -> bool:
         return _number(self.values[field]) is not None
@@ -204,52 +204,52 @@ def header_of(path: Path) -> tuple[str, ...]:
 
 def _header(name: str, line: str) -> tuple[tuple[str, ...], str]:
     """The names, and their separator: the comma, or a semicolon or tab if it makes more columns."""
-    read = {mark: next(csv.reader([line], delimiter=mark), []) for mark in _SEPARATORS}
-    mark = max(_SEPARATORS, key=lambda each: len(read[each]))
-    names = tuple(each.strip().lstrip("\ufeff") for each in read[mark])
+    cells = {mark: next(csv.reader([line], delimiter=mark), []) for mark in _SEPARATORS}
+    mark = max(_SEPARATORS, key=lambda each: len(cells[each]))
+    names = tuple(cell.strip().lstrip("\ufeff") for cell in cells[mark])
     _check_unlike(f"{name} line 1", names)
     return names, mark
 
 
 def _check_unlike(where: str, names: Sequence[str]) -> None:
-    twice = next((name for index, name in enumerate(names) if name and name in names[:index]), None)
-    if twice is not None:
-        raise bad_field(where, "header", ",".join(names), f"the column {twice!r} is given twice, keep one")
+    repeated = next((name for index, name in enumerate(names) if name and name in names[:index]), None)
+    if repeated is not None:
+        raise bad_field(where, "header", ",".join(names), f"the column {repeated!r} is given twice, keep one")
 
 
 def csv_rows(path: Path, *columns: str) -> Iterator[Row]:
     """Read these columns of every line; there may be more. Cells have the header's separator: commas, semicolons or tabs."""
     with open_text(path) as file:
-        read = 0
+        number = 0
         try:
             lines = _lines(path, file)
             line = ""
             for line in lines:
-                read += 1
+                number += 1
                 if line.strip():
                     break
             header, mark = _header(path.name, line.strip(" \r\n\f\v"))
             for column in columns:
                 if column not in header:
-                    has = ", ".join(header) or "none"
-                    raise bad_field(f"{path.name} line {read}", column, None, f"column missing, the file has {has}")
+                    names = ", ".join(header) or "none"
+                    raise bad_field(f"{path.name} line {number}", column, None, f"column missing, the file has {names}")
             picked = [(column, header.index(column)) for column in columns]
             name, reader = path.name, csv.reader(lines, delimiter=mark)
-            front, num_named = read, len(header)
+            header_number, num_named = number, len(header)
             while num_named and not header[num_named - 1]:
                 num_named -= 1
             for cells in reader:
-                read = front + reader.line_num
-                where = f"{name} line {read}"
+                number = header_number + reader.line_num
+                location = f"{name} line {number}"
                 # A separator at the end of a line or of the header makes no column.
                 if num_named <= len(cells) and not any(cell.strip() for cell in cells[len(header) :]):
-                    yield Row(where, {column: cells[index] for column, index in picked})
+                    yield Row(location, {column: cells[index] for column, index in picked})
                 elif any(cell.strip() for cell in cells):
                     field = header[min(len(cells), len(header) - 1)]
                     fix = f"the line has {len(cells)} cells, the header {len(header)}"
-                    raise bad_field(where, field, mark.join(cells), fix)
+                    raise bad_field(location, field, mark.join(cells), fix)
         except (csv.Error, *UNREADABLE) as error:
-            raise UserError(f"{path.name} line {read + 1}: unreadable ({error}): get the file again") from error
+            raise UserError(f"{path.name} line {number + 1}: unreadable ({error}): get the file again") from error
 
 
 def json_rows(path: Path) -> Iterator[Row]:
@@ -309,31 +309,31 @@ def array_rows(path: Path) -> Iterator[Row]:
             if (start := _first(file)) != "[":
                 raise UserError(f"{path.name} begins with {start!r}: expected a list [...] of objects")
             for number, value in enumerate(_values(file), start=1):
-                where = f"{path.name} row {number}"
+                location = f"{path.name} row {number}"
                 if not isinstance(value, dict):
-                    raise bad_field(where, "row", value, "expected one JSON object")
-                yield Row(where, value)
+                    raise bad_field(location, "row", value, "expected one JSON object")
+                yield Row(location, value)
         except UserError:
             raise
         except (ValueError, RecursionError, *UNREADABLE) as error:
-            said = error.msg if isinstance(error, json.JSONDecodeError) else error
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else error
             raise UserError(
-                f"{path.name} row {number + 1} cannot be read as JSON ({said}): check that it is the whole file"
+                f"{path.name} row {number + 1} cannot be read as JSON ({reason}): check that it is the whole file"
             ) from error
 
 
 def _values(file: TextIO) -> Iterator[object]:
-    text, at, before, is_whole = "", 0, "", False
+    text, offset, separator, is_whole = "", 0, "", False
     while True:
-        at = _behind_blanks(text, at)
-        if text.startswith("]", at):
-            if (text[at + 1 :] + file.read()).strip():
-                raise json.JSONDecodeError("more behind the list", text, at)
+        offset = _behind_blanks(text, offset)
+        if text.startswith("]", offset):
+            if (text[offset + 1 :] + file.read()).strip():
+                raise json.JSONDecodeError("more behind the list", text, offset)
             return
-        if at < len(text) and not text.startswith(before, at):
-            raise json.JSONDecodeError("Expecting ',' delimiter", text, at)
+        if offset < len(text) and not text.startswith(separator, offset):
+            raise json.JSONDecodeError("Expecting ',' delimiter", text, offset)
         try:
-            value, end = DECODER.raw_decode(text, _behind_blanks(text, at + len(before)))
+            value, end = DECODER.raw_decode(text, _behind_blanks(text, offset + len(separator)))
             # A number at the end of a piece may continue in the next.
             if end == len(text) and not is_whole:
                 raise json.JSONDecodeError("it may go on", text, end)
@@ -341,17 +341,17 @@ def _values(file: TextIO) -> Iterator[object]:
             if is_whole or isinstance(error, RepeatedKeyError):
                 raise
             # Pieces grow, so that we parse a value of many pieces only a few times, not once per piece.
-            piece = file.read(max(_CHUNK, len(text) - at))
+            piece = file.read(max(_CHUNK, len(text) - offset))
             is_whole = not piece
-            text, at = text[at:] + piece, 0
+            text, offset = text[offset:] + piece, 0
             continue
         yield value
-        at, before = end, ","
+        offset, separator = end, ","
 
 
 def _behind_blanks(text: str, at: int) -> int:
-    found = _BLANKS.match(text, at)
-    return len(text) if found is None else found.end()
+    match = _BLANKS.match(text, at)
+    return len(text) if match is None else match.end()
 
 
 def parquet_rows(path: Path, *columns: str) -> Iterator[Row]:

@@ -67,65 +67,65 @@ class OwnWorkload:
 
     def yielded(self, seed: int) -> tuple[TracedSession, ...]:
         """The sessions of a seed. Raises UserError for anything that is no session, and for errors in the user's code."""
-        said = f"workload={self.where!r}"
+        label = f"workload={self.where!r}"
         try:
-            given = self.own.checked().sessions(seed)
-            require(hasattr(given, "__iter__"), f"{said} gives {type(given).__name__} for its sessions: yield each")
-            found = tuple(islice(self._checked(given), MOST_ROWS + 1))
+            drawn = self.own.checked().sessions(seed)
+            require(hasattr(drawn, "__iter__"), f"{label} gives {type(drawn).__name__} for its sessions: yield each")
+            sessions = tuple(islice(self._checked(drawn), MOST_ROWS + 1))
         except (UserError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
-            told = " ".join(str(error).split())
-            raise UserError(f"{said} fails ({type(error).__name__}: {told}): correct it") from error
-        require(found != (), f"{said} yields no session: yield at least one")
-        require(len(found) <= MOST_ROWS, f"{said} yields more than {MOST_ROWS:,} sessions: end it")
-        sizes = sorted({each.prefix.block_tokens for each in found if each.prefix is not None})
-        require(len(sizes) < 2, f"{said}: blocks of prefixes have {sizes} tokens: give all of them one size")
-        bare = next((each for each in found if (each.arrival_s is None) != (found[0].arrival_s is None)), None)
+            message = " ".join(str(error).split())
+            raise UserError(f"{label} fails ({type(error).__name__}: {message}): correct it") from error
+        require(sessions != (), f"{label} yields no session: yield at least one")
+        require(len(sessions) <= MOST_ROWS, f"{label} yields more than {MOST_ROWS:,} sessions: end it")
+        sizes = sorted({session.prefix.block_tokens for session in sessions if session.prefix is not None})
+        require(len(sizes) < 2, f"{label}: blocks of prefixes have {sizes} tokens: give all of them one size")
+        odd = next((each for each in sessions if (each.arrival_s is None) != (sessions[0].arrival_s is None)), None)
         require(
-            bare is None,
-            f"{said}: some sessions have an arrival_s, and others, the first of which differs in {bare and bare.where}, "
+            odd is None,
+            f"{label}: some sessions have an arrival_s, and others, the first of which differs in {odd and odd.where}, "
             "have none: give all one, or none",
         )
-        return found
+        return sessions
 
     def _checked(self, given: Any) -> Iterator[TracedSession]:
         names = PrefixNames()
-        for number, each in enumerate(given, start=1):
-            where = f"{self.where}, session {number}"
+        for number, session in enumerate(given, start=1):
+            location = f"{self.where}, session {number}"
             require(
-                isinstance(each, TracedSession),
-                f"{where} is of {type(each).__name__}: yield a TracedSession of repro.workloads.rounds",
+                isinstance(session, TracedSession),
+                f"{location} is of {type(session).__name__}: yield a TracedSession of repro.workloads.rounds",
             )
-            rounds = each.rounds if isinstance(each.rounds, tuple | list) else ()
+            rounds = session.rounds if isinstance(session.rounds, tuple | list) else ()
             require(
-                bool(rounds) and all(isinstance(one, RecordedRound) for one in rounds),
-                f"{where}: rounds={each.rounds!r:.60} must be RecordedRounds, at least one: write (RecordedRound(800, 60),)",
-            )
-
-            require(
-                each.prompt is None or len(rounds) == 1,
-                f"{where}: a prompt is the text of one round, and it has {len(rounds)}: leave it out",
+                bool(rounds) and all(isinstance(item, RecordedRound) for item in rounds),
+                f"{location}: rounds={session.rounds!r:.60} must be RecordedRounds, at least one: write (RecordedRound(800, 60),)",
             )
 
-            def plain(name: str, value: object, prefix: str = f"{where}: ") -> Any:
-                found = _NUMBERS[name].check(value, prefix=prefix)
-                return int(found) if _NUMBERS[name].kind is int else found
+            require(
+                session.prompt is None or len(rounds) == 1,
+                f"{location}: a prompt is the text of one round, and it has {len(rounds)}: leave it out",
+            )
+
+            def plain(name: str, value: object, prefix: str = f"{location}: ") -> Any:
+                result = _NUMBERS[name].check(value, prefix=prefix)
+                return int(result) if _NUMBERS[name].kind is int else result
 
             checked = tuple(
-                RecordedRound(*(plain(name, value) for name, value in zip(RecordedRound._fields, one, strict=True)))
-                for one in rounds
+                RecordedRound(*(plain(name, value) for name, value in zip(RecordedRound._fields, item, strict=True)))
+                for item in rounds
             )
-            prefix = None if each.prefix is None else _named(each.prefix, checked, where, names)
+            prefix = None if session.prefix is None else _named(session.prefix, checked, location, names)
             yield TracedSession(
-                checked, plain("arrival_s", each.arrival_s), plain("prompt", each.prompt), where, prefix
+                checked, plain("arrival_s", session.arrival_s), plain("prompt", session.prompt), location, prefix
             )
 
 
 def _named(prefix: object, rounds: Sequence[RecordedRound], where: str, names: PrefixNames) -> Prefix:
     """The prefix with block names that are common to all sessions."""
     if isinstance(prefix, Prefix) and len(prefix.rounds) == len(rounds):
-        numbers = [prefix.block_tokens, *(number for own in prefix.rounds for number in own)]
+        numbers = [prefix.block_tokens, *(number for ids in prefix.rounds for number in ids)]
         if all(type(number) is int for number in numbers) and numbers[0] >= 1 and prefix.fits(rounds):
             return Prefix(numbers[0], tuple(map(names.of, prefix.rounds)))
     raise UserError(
@@ -144,7 +144,7 @@ def _drawn(workload: OwnWorkload, seed: int) -> Trace:
     )
     knobs = ", ".join(f"{name}={value}" for name, value in workload.own.given)
     names = ("rounds", "arrival_s", "prompt")
-    columns = {name: name for name in names if any(getattr(each, name) is not None for each in sessions)}
+    columns = {name: name for name in names if any(getattr(session, name) is not None for session in sessions)}
     return Trace(
         name=named_after(workload.where),
         origin=Origin(
@@ -165,13 +165,13 @@ Traced = TraceFile | OwnWorkload
 def trace_asked(dataset: str, knobs: TraceKnobs, given: Mapping[str, Any]) -> Traced | None:
     """The source that a cell serves instead of a data set, if any. The cell is named after it. ``given`` are all of the cell's knobs."""
     workload = knobs.workload
-    of_file: dict[str, object] = {"columns": knobs.columns, "time_unit": knobs.time_unit, "sort": knobs.sort or None}
+    options: dict[str, object] = {"columns": knobs.columns, "time_unit": knobs.time_unit, "sort": knobs.sort or None}
     if workload is None:
         has_file = isinstance(knobs, RequestKnobs) and knobs.dataset_path is not None
-        of_file |= {"time_unit": None} if has_file else {}
-        of_file |= {"gen_length": knobs.gen_length} if isinstance(knobs, UntoldAnswers) else {}
-        said = _given(of_file)
-        require(said == "", f"{said} has no effect without a workload: leave it out")
+        options |= {"time_unit": None} if has_file else {}
+        options |= {"gen_length": knobs.gen_length} if isinstance(knobs, UntoldAnswers) else {}
+        unused = _given(options)
+        require(unused == "", f"{unused} has no effect without a workload: leave it out")
         return None
     for name in ("dataset_path", "dataset_source"):
         value = getattr(knobs, name, None)
@@ -182,7 +182,7 @@ def trace_asked(dataset: str, knobs: TraceKnobs, given: Mapping[str, Any]) -> Tr
         dataset == named_after(workload),
         f"dataset={dataset!r} has no effect with workload={workload!r}, after which the run is named: leave it out",
     )
-    if (own := _own(given)) is None:
+    if (plugin := _own(given)) is None:
         return TraceFile(
             where=workload,
             columns=knobs.columns,
@@ -190,9 +190,9 @@ def trace_asked(dataset: str, knobs: TraceKnobs, given: Mapping[str, Any]) -> Tr
             sort=knobs.sort,
             gen_length=given.get("gen_length"),
         )
-    said = _given({**of_file, "gen_length": given.get("gen_length")})
-    require(said == "", f"{said} has no effect with workload={workload!r}, which is no file: leave it out")
-    return OwnWorkload(own=own)
+    unused = _given({**options, "gen_length": given.get("gen_length")})
+    require(unused == "", f"{unused} has no effect with workload={workload!r}, which is no file: leave it out")
+    return OwnWorkload(own=plugin)
 
 
 def _given(knobs: Mapping[str, object]) -> str:
@@ -201,18 +201,18 @@ def _given(knobs: Mapping[str, object]) -> str:
 
 def workload_knobs(given: Mapping[str, Any]) -> Mapping[str, Knob]:
     """The knobs of a user's own workload. A file has none."""
-    own = _own(given)
-    return {} if own is None else own.knobs
+    plugin = _own(given)
+    return {} if plugin is None else plugin.knobs
 
 
 def _own(given: Mapping[str, Any]) -> Plugin | None:
     """A user's own workload with only its own knobs, so that all systems of a comparison serve the same."""
-    where = place_of(str(given.get("workload") or ""))
-    if where is None:
+    spec = place_of(str(given.get("workload") or ""))
+    if spec is None:
         return None
-    knobs = own_knobs(Plugin(kind=WORKLOAD, where=where).named)
-    told = tuple((name, given[name]) for name in knobs if given.get(name) is not None)
-    return Plugin(kind=WORKLOAD, where=where, given=told)
+    knobs = own_knobs(Plugin(kind=WORKLOAD, where=spec).named)
+    values = tuple((name, given[name]) for name in knobs if given.get(name) is not None)
+    return Plugin(kind=WORKLOAD, where=spec, given=values)
 
 
 # -- which sessions come, and when ---------------------------------------------------------------------------
@@ -262,35 +262,35 @@ def served(
         fix = "has no effect where a file's times are not used: leave it out, or give --arrivals trace"
         require(source.time_unit is None or trace.uses_times, f"time_unit={source.time_unit!r} {fix}")
         require(not source.sort or trace.num_rounds > len(trace.sessions), f"sort {fix}")
-    has = _size(trace.sessions if keep is None else keep, in_rounds=in_rounds)
+    available = _size(trace.sessions if keep is None else keep, in_rounds=in_rounds)
     require(
-        (has if num is None else num) <= MOST_SERVED,
-        f"workload={source.where!r} has {has:,}, more than the {MOST_SERVED:,} that a run may have: give num_prompts",
+        (available if num is None else num) <= MOST_SERVED,
+        f"workload={source.where!r} has {available:,}, more than the {MOST_SERVED:,} that a run may have: give num_prompts",
     )
-    found = taken(trace, arrivals, seed, num=has if num is None else num, in_rounds=in_rounds, keep=keep)
-    if block_of(found.sessions) is None:
-        return found
+    chosen = taken(trace, arrivals, seed, num=available if num is None else num, in_rounds=in_rounds, keep=keep)
+    if block_of(chosen.sessions) is None:
+        return chosen
     if with_prefixes:
-        return replace(found, sessions=_told_apart(found.sessions, len(trace.sessions)))
-    plain = found.sessions
+        return replace(chosen, sessions=_told_apart(chosen.sessions, len(trace.sessions)))
+    plain = chosen.sessions
     bare = plain.bare() if isinstance(plain, PlainSessions) else tuple(each._replace(prefix=None) for each in plain)
-    return replace(found, sessions=bare, description=f"{found.description}; {PREFIXES_UNUSED}")
+    return replace(chosen, sessions=bare, description=f"{chosen.description}; {PREFIXES_UNUSED}")
 
 
 def _told_apart(sessions: Sequence[TracedSession], num: int) -> Sequence[TracedSession]:
     """Give repeated sessions (after each ``num``) block names of their own, because no cache has seen a repeat's prompt."""
     if len(sessions) <= num:
         return sessions
-    prefixes = [each.prefix for each in sessions if each.prefix is not None]
-    beyond = 1 + max((max(own, default=0) for prefix in prefixes for own in prefix.rounds), default=0)
-    found = list(sessions[:num])
-    for place, session in enumerate(sessions[num:], start=num):
+    prefixes = [session.prefix for session in sessions if session.prefix is not None]
+    stride = 1 + max((max(names, default=0) for prefix in prefixes for names in prefix.rounds), default=0)
+    distinct = list(sessions[:num])
+    for index, session in enumerate(sessions[num:], start=num):
         if (prefix := session.prefix) is not None:
-            shift = beyond * (place // num)
-            rounds = tuple(tuple(name + shift for name in own) for own in prefix.rounds)
+            shift = stride * (index // num)
+            rounds = tuple(tuple(name + shift for name in names) for names in prefix.rounds)
             session = session._replace(prefix=prefix._replace(rounds=rounds))
-        found.append(session)
-    return found
+        distinct.append(session)
+    return distinct
 
 
 def taken(
@@ -311,28 +311,28 @@ def taken(
     random order, and again if there are too few. ``keep`` replaces the set's sessions. ``stream`` and ``step`` name the random stream
     that shuffles. Without ``arrivals`` all times are 0.
     """
-    held = trace.sessions if keep is None else keep
+    source = trace.sessions if keep is None else keep
     is_replayed = arrivals is not None and arrivals.kind == "trace"
-    has = _size(held, in_rounds=in_rounds)
+    available = _size(source, in_rounds=in_rounds)
     require(
-        not (is_replayed and comes_once) or num <= has,
-        f"num_prompts={num} is more than the {has} of {trace.origin.location}, which come once at arrivals='trace': ask for "
-        f"{has} (--num-prompts {has}), or for other arrivals",
+        not (is_replayed and comes_once) or num <= available,
+        f"num_prompts={num} is more than the {available} of {trace.origin.location}, which come once at arrivals='trace': ask for "
+        f"{available} (--num-prompts {available}), or for other arrivals",
     )
-    stamps = _stamps(trace, held) if is_replayed else None
+    stamps = _stamps(trace, source) if is_replayed else None
     sessions: Sequence[TracedSession]
-    if is_replayed and comes_once and isinstance(held, PlainSessions):
-        sessions = held.first(num)
+    if is_replayed and comes_once and isinstance(source, PlainSessions):
+        sessions = source.first(num)
     else:
-        order = cycle(range(len(held))) if is_replayed else shuffled(len(held), seed, *stream, step=step)
-        sessions = tuple(_up_to((held[index] for index in order), num, in_rounds=in_rounds))
+        order = cycle(range(len(source))) if is_replayed else shuffled(len(source), seed, *stream, step=step)
+        sessions = tuple(_up_to((source[index] for index in order), num, in_rounds=in_rounds))
     times = [0.0] * len(sessions)
     if arrivals is not None:
         times = arrival_times(arrivals, len(sessions), seed, trace_s=stamps).tolist()
     num_served = _size(sessions, in_rounds=in_rounds)
     unit, repeated = "turn" if in_rounds else trace.unit, ""
-    if num_served > has:
-        repeated = f"; {num_served - has} of {num_served} {unit}s repeat one of the {trace.noun}'s {has}"
+    if num_served > available:
+        repeated = f"; {num_served - available} of {num_served} {unit}s repeat one of the {trace.noun}'s {available}"
     return Served(
         trace=trace,
         sessions=sessions,
@@ -343,7 +343,7 @@ def taken(
 
 
 def _size(sessions: Sequence[TracedSession], *, in_rounds: bool) -> int:
-    return sum(len(each.rounds) for each in sessions) if in_rounds else len(sessions)
+    return sum(len(session.rounds) for session in sessions) if in_rounds else len(sessions)
 
 
 def _up_to(sessions: Iterable[TracedSession], num: int, *, in_rounds: bool) -> Iterator[TracedSession]:
@@ -359,45 +359,45 @@ def _up_to(sessions: Iterable[TracedSession], num: int, *, in_rounds: bool) -> I
 
 def _stamps(trace: Trace, held: Sequence[TracedSession]) -> Floats:
     """Return the set's own times. Raises UserError if they fall: an unsorted file may be two files, or change its unit halfway."""
-    column, where = trace.time, trace.origin.location
+    column, location = trace.time, trace.origin.location
     require(trace.unclear is None, trace.unclear or "")
     if column is None and (trace.noun == "workload" or not trace.columns):
         raise UserError(
-            f"arrivals='trace': {where} has no arrival_s for its sessions: give each one, or use other arrivals"
+            f"arrivals='trace': {location} has no arrival_s for its sessions: give each one, or use other arrivals"
         )
     if column is None:
         raise UserError(
-            f"arrivals='trace': {where} has no column of times among {', '.join(trace.columns.values())}: name one "
+            f"arrivals='trace': {location} has no column of times among {', '.join(trace.columns.values())}: name one "
             "with --columns arrival_s=..., or use other arrivals"
         )
     if isinstance(held, PlainSessions) and held.arrival_s is not None:
         return held.arrival_s
-    bare = next((each for each in held if each.arrival_s is None), None)
-    if bare is not None:
+    untimed = next((session for session in held if session.arrival_s is None), None)
+    if untimed is not None:
         raise bad_field(
-            bare.where, column, None, "the first row of a session has no time: give it one, or use other arrivals"
+            untimed.where, column, None, "the first row of a session has no time: give it one, or use other arrivals"
         )
-    stamps = np.array([each.arrival_s for each in held], dtype=np.float64)
+    stamps = np.array([session.arrival_s for session in held], dtype=np.float64)
     if (falls := np.flatnonzero(np.diff(stamps) < 0)).size:
-        place = int(falls[0]) + 1
-        before, late = float(stamps[place - 1]), float(stamps[place])
+        index = int(falls[0]) + 1
+        previous, current = float(stamps[index - 1]), float(stamps[index])
         fix = (
             "sort the file, or give --sort" if trace.noun == "file" else "sort the workload by it for arrivals='trace'"
         )
-        raise bad_field(held[place].where, column, late, f"earlier than {before} before it: {fix}")
+        raise bad_field(held[index].where, column, current, f"earlier than {previous} before it: {fix}")
     return stamps
 
 
 def _described(trace: Trace, arrivals: ArrivalConfig | None, times: list[float]) -> str:
     columns = ", ".join(name if name == column else f"{name}={column}" for name, column in trace.columns.items())
-    what = "sessions" if trace.noun == "workload" else f"rows or sessions, columns {columns}"
+    content = "sessions" if trace.noun == "workload" else f"rows or sessions, columns {columns}"
     num = trace.num_rounds
     if num > len(trace.sessions):
-        what = f"{what}, {num} rounds"
-    said = [f"{trace.origin.location}: {len(trace.sessions)} {what}"]
+        content = f"{content}, {num} rounds"
+    parts = [f"{trace.origin.location}: {len(trace.sessions)} {content}"]
     if trace.num_dropped:
-        said.append(f"{trace.num_dropped} rows without a prompt or an answer left out")
-    said += trace.remarks
+        parts.append(f"{trace.num_dropped} rows without a prompt or an answer left out")
+    parts += trace.remarks
     if arrivals is not None and arrivals.kind == "trace":
         how = f"as {trace.how}" if arrivals.rate is None else f"stretched to {arrivals.rate:g} a second"
         if arrivals.time_scale not in (None, 1):
@@ -407,7 +407,7 @@ def _described(trace: Trace, arrivals: ArrivalConfig | None, times: list[float])
         unit = "" if trace.time_unit is None else f", {trace.time} in {trace.time_unit}"
         begin = f" begin in {times[-1]:g} s" if trace.uses_times else f" in {times[-1]:g} s"
         rows = f", all rows in {trace.span_s:g} s" if trace.uses_times and trace.span_s is not None else ""
-        said.append(f"times {how}, {len(times)}{begin}{rate}{unit}{rows}")
+        parts.append(f"times {how}, {len(times)}{begin}{rate}{unit}{rows}")
     elif trace.time is not None:
-        said.append(f"times of the {trace.noun} not used")
-    return "; ".join(said)
+        parts.append(f"times of the {trace.noun} not used")
+    return "; ".join(parts)

@@ -102,14 +102,14 @@ def known_session_cards(cards_dir: Path = CARDS_DIR) -> tuple[str, ...]:
 @cache
 def load_session_card(name: str, cards_dir: Path = CARDS_DIR) -> SessionCard:
     card = load(SessionCard, name, cards_dir, unknown=f"trace={name!r} is unknown")
-    where, rounds = f"{card.name}.yaml: rounds", card.rounds
+    section, rounds = f"{card.name}.yaml: rounds", card.rounds
     require(
         rounds.kind != "fixed" or rounds.mean == int(rounds.mean),
-        f"{where}: mean={rounds.mean} must be whole where kind is fixed",
+        f"{section}: mean={rounds.mean} must be whole where kind is fixed",
     )
     require(
         (rounds.kind == "negative_binomial") == (rounds.shape is not None),
-        f"{where}: shape={rounds.shape}: it goes with kind negative_binomial, and with it only",
+        f"{section}: shape={rounds.shape}: it goes with kind negative_binomial, and with it only",
     )
     return card
 
@@ -175,18 +175,18 @@ def build_sessions(
     if config.file is not None:
         return _served(config, config.file)
     card = load_session_card(config.trace)
-    num, totals, found = config.num_sessions, card.lengths, None
+    num, totals, chosen = config.num_sessions, card.lengths, None
     if config.counted is not None:
         totals = replace(totals, counted=config.counted)
     if config.source == "local":
-        held = _held(card, config, data_dir)
-        found = taken(held, config.arrivals, config.seed, num=num, stream=("sample",), step=len(held.sessions))
-        kept = "scaled to the card's means" if config.meets_totals else "as recorded"
-        origin = held.origin
+        trace = _held(card, config, data_dir)
+        chosen = taken(trace, config.arrivals, config.seed, num=num, stream=("sample",), step=len(trace.sessions))
+        lengths = "scaled to the card's means" if config.meets_totals else "as recorded"
+        origin = trace.origin
         description = (
-            f"{card.title}: recorded sessions, lengths {kept}; lengths the file lacks are drawn{found.repeated}"
+            f"{card.title}: recorded sessions, lengths {lengths}; lengths the file lacks are drawn{chosen.repeated}"
         )
-        rounds, arrival_s = np.array([len(each.rounds) for each in found.sessions], dtype=np.int64), found.arrival_s
+        rounds, arrival_s = np.array([len(each.rounds) for each in chosen.sessions], dtype=np.int64), chosen.arrival_s
     else:
         require(
             config.trace_path is None,
@@ -202,18 +202,18 @@ def build_sessions(
         description = f"{card.title}: embedded generator, means per {unit} met by construction, spread assumed"
         rounds = draw_rounds(card.rounds, num, config.seed)
         arrival_s = tuple(arrival_times(config.arrivals, num, config.seed).tolist())
-    recorded = [entry for session in found.sessions for entry in session.rounds] if found is not None else []
+    recorded = [entry for session in chosen.sessions for entry in session.rounds] if chosen is not None else []
     prefill, decode = _lengths(config, totals, recorded, rounds)
     delays = _delays(config, card, recorded, int(rounds.sum()))
     entries = map(Round, prefill.tolist(), decode.tolist(), delays.tolist())
-    each_has = [tuple(islice(entries, count)) for count in rounds.tolist()]
+    session_rounds = [tuple(islice(entries, count)) for count in rounds.tolist()]
     prefixes: list[Prefix | None] = [None] * num
     if config.system_prompts is not None:
-        each_has, prefixes = _with_system_prompts(config, config.system_prompts, each_has)
+        session_rounds, prefixes = _with_system_prompts(config, config.system_prompts, session_rounds)
         description += (
             f"; each begins with one of {config.system_prompts} system prompts of {config.system_tokens} tokens"
         )
-    return _workload(card.name, _objects(arrival_s, each_has, prefixes), origin, description)
+    return _workload(card.name, _objects(arrival_s, session_rounds, prefixes), origin, description)
 
 
 def _objects(
@@ -233,14 +233,14 @@ def _with_system_prompts(
     rng = np.random.default_rng(derive_seed(config.seed, "system prompts"))
     names, num_shared = PrefixNames(), config.system_tokens // SYSTEM_BLOCK
     longer, prefixes = list[tuple[Round, ...]](), list[Prefix | None]()
-    for place, (own, drawn) in enumerate(zip(rounds, rng.integers(num, size=len(rounds)).tolist(), strict=True)):
-        first = own[0]._replace(prefill_tokens=own[0].prefill_tokens + config.system_tokens)
-        longer.append((first, *own[1:]))
+    for index, (turns, drawn) in enumerate(zip(rounds, rng.integers(num, size=len(rounds)).tolist(), strict=True)):
+        first = turns[0]._replace(prefill_tokens=turns[0].prefill_tokens + config.system_tokens)
+        longer.append((first, *turns[1:]))
         ends, context = [], 0
         for prefill, decode, _ in longer[-1]:
             ends.append(-(-(context + prefill) // SYSTEM_BLOCK))
             context += prefill + decode
-        blocks = names.of([drawn] * num_shared + [num + place] * (ends[-1] - num_shared))
+        blocks = names.of([drawn] * num_shared + [num + index] * (ends[-1] - num_shared))
         prefixes.append(Prefix(SYSTEM_BLOCK, tuple(blocks[:end] for end in ends)))
     return longer, prefixes if config.with_prefixes else [None] * len(rounds)
 
@@ -252,8 +252,8 @@ def _workload(
     if isinstance(sessions, SessionColumns):
         totals = num, int(sessions.prefill.sum()), int(sessions.decode.sum())
     else:
-        every = [entry for each in sessions for entry in each.rounds]
-        totals = len(every), sum(each.prefill_tokens for each in every), sum(each.decode_tokens for each in every)
+        turns = [turn for session in sessions for turn in session.rounds]
+        totals = len(turns), sum(turn.prefill_tokens for turn in turns), sum(turn.decode_tokens for turn in turns)
     return SessionWorkload(
         name=name,
         sessions=sessions,
@@ -262,7 +262,7 @@ def _workload(
             description=description,
             checksum=checksum(_lines(sessions)),
             means=dict(
-                zip(("rounds", "prefill_tokens", "decode_tokens"), (each / num for each in totals), strict=True)
+                zip(("rounds", "prefill_tokens", "decode_tokens"), (total / num for total in totals), strict=True)
             ),
         ),
     )
@@ -272,21 +272,21 @@ def _lines(sessions: Sequence[Session]) -> Iterator[str]:
     """Yield the lines over which a workload's checksum is taken."""
     if isinstance(sessions, SessionColumns):
         columns = sessions.arrival_s.tolist(), sessions.prefill.tolist(), sessions.decode.tolist()
-        for place, (arrival_s, prefill, decode) in enumerate(zip(*columns, strict=True)):
-            yield f"{place}|{arrival_s:.6f}|(Round(prefill_tokens={prefill}, decode_tokens={decode}, delay_s=0.0),)"
-            prefix = sessions.prefix_of(place)
+        for index, (arrival_s, prefill, decode) in enumerate(zip(*columns, strict=True)):
+            yield f"{index}|{arrival_s:.6f}|(Round(prefill_tokens={prefill}, decode_tokens={decode}, delay_s=0.0),)"
+            prefix = sessions.prefix_of(index)
             if prefix is not None:
                 yield repr(tuple(prefix))
         return
-    for each in sessions:
-        yield f"{each.session_id}|{each.arrival_s:.6f}|{each.rounds}"
-        if each.prefix is not None:
-            yield repr(tuple(each.prefix))
+    for session in sessions:
+        yield f"{session.session_id}|{session.arrival_s:.6f}|{session.rounds}"
+        if session.prefix is not None:
+            yield repr(tuple(session.prefix))
 
 
 def _served(config: SessionWorkloadConfig, file: Traced) -> SessionWorkload[SessionProvenance]:
     """Make sessions of a file's rows as they are. We draw nothing except delays that are asked for."""
-    found = served(
+    chosen = served(
         file,
         config.arrivals,
         config.seed,
@@ -294,14 +294,14 @@ def _served(config: SessionWorkloadConfig, file: Traced) -> SessionWorkload[Sess
         is_sample=config.is_sample,
         with_prefixes=config.with_prefixes,
     )
-    mean_s, drawn, plain = config.delay_mean_s, iter([0.0]), found.sessions
+    mean_s, drawn, plain = config.delay_mean_s, iter([0.0]), chosen.sessions
     if isinstance(plain, PlainSessions) and mean_s is None:
-        times = np.array(found.arrival_s)
+        times = np.array(chosen.arrival_s)
         columns = SessionColumns(times, plain.prefill, plain.decode, plain.prefix_of)
-        said = f"{found.description}; {found.trace.how} sessions, lengths as {found.trace.how}"
-        return _workload(found.trace.name, columns, found.trace.origin, said)
+        text = f"{chosen.description}; {chosen.trace.how} sessions, lengths as {chosen.trace.how}"
+        return _workload(chosen.trace.name, columns, chosen.trace.origin, text)
     if mean_s is not None:
-        num = sum(len(each.rounds) for each in found.sessions)
+        num = sum(len(session.rounds) for session in chosen.sessions)
         drawn = iter(_exponential(mean_s, num, config.seed).tolist())
 
     def made(session: TracedSession) -> Iterator[Round]:
@@ -312,23 +312,23 @@ def _served(config: SessionWorkloadConfig, file: Traced) -> SessionWorkload[Sess
                 )
             yield Round(prefill, decode, (delay_s or 0.0) if mean_s is None else next(drawn))
 
-    rounds = [tuple(made(each)) for each in found.sessions]
+    rounds = [tuple(made(session)) for session in chosen.sessions]
     delays = "" if mean_s is None else f"; delays between rounds drawn, {mean_s:g} s on the mean"
-    if mean_s is None and any(entry.delay_s is None for each in found.sessions for entry in each.rounds[:-1]):
+    if mean_s is None and any(entry.delay_s is None for session in chosen.sessions for entry in session.rounds[:-1]):
         delays = "; rounds without a delay follow at once"
-    how = found.trace.how
-    description = f"{found.description}; {how} sessions, lengths as {how}{delays}"
-    prefixes = [each.prefix for each in found.sessions]
-    return _workload(found.trace.name, _objects(found.arrival_s, rounds, prefixes), found.trace.origin, description)
+    how = chosen.trace.how
+    description = f"{chosen.description}; {how} sessions, lengths as {how}{delays}"
+    prefixes = [session.prefix for session in chosen.sessions]
+    return _workload(chosen.trace.name, _objects(chosen.arrival_s, rounds, prefixes), chosen.trace.origin, description)
 
 
 def _held(card: SessionCard, config: SessionWorkloadConfig, data_dir: Path | None) -> Trace:
     from repro.workloads.recorded import read_sessions
 
-    found = local_file(card, card.local, config.trace_path, data_dir)
-    sessions = read_sessions(found.paths[0], None if found.entry is None else found.entry.format)
-    time = "arrival_s" if any(each.arrival_s is not None for each in sessions) else None
-    return Trace(name=card.name, origin=found.origin, sessions=sessions, columns={}, unit="session", time=time)
+    local = local_file(card, card.local, config.trace_path, data_dir)
+    sessions = read_sessions(local.paths[0], None if local.entry is None else local.entry.format)
+    time = "arrival_s" if any(session.arrival_s is not None for session in sessions) else None
+    return Trace(name=card.name, origin=local.origin, sessions=sessions, columns={}, unit="session", time=time)
 
 
 def _lengths(
@@ -405,12 +405,12 @@ def draw_lengths(totals: LengthTotals, rounds: Ints, seed: int) -> tuple[Ints, I
         # With means per round, a session of more rounds has more tokens, whatever the card says.
         if totals.grows_with_rounds or totals.counted == "per_round":
             per_session = per_session * rounds
-        whole = round(mean * num)
+        total = round(mean * num)
         require(
-            whole >= rounds.sum(),
+            total >= rounds.sum(),
             f"{name}_tokens={mean}: {num} of them are fewer than the {rounds.sum()} rounds, which need a token each",
         )
-        spare = apportion(per_session, whole - int(rounds.sum()))
+        spare = apportion(per_session, total - int(rounds.sum()))
         sizes.append(1 + apportion(weight, spare, rounds))
     return sizes[0], sizes[1]
 
@@ -422,9 +422,9 @@ def apportion(weight: Floats, totals: Ints | int, sizes: Ints | None = None) -> 
     group = np.repeat(np.arange(len(sizes)), sizes)
     sums = np.bincount(group, weights=weight, minlength=len(sizes))
     exact = weight * (totals / sums)[group]
-    whole = np.floor(exact).astype(np.int64)
-    left = totals - np.bincount(group, weights=whole, minlength=len(sizes)).astype(np.int64)
-    order = np.lexsort((whole - exact, group))  # the largest remainder of each group first
+    floors = np.floor(exact).astype(np.int64)
+    remaining = totals - np.bincount(group, weights=floors, minlength=len(sizes)).astype(np.int64)
+    order = np.lexsort((floors - exact, group))  # the largest remainder of each group first
     rank = np.empty(len(weight), dtype=np.int64)
     rank[order] = np.arange(len(weight)) - (np.cumsum(sizes) - sizes)[group]
-    return whole + (rank < left[group])
+    return floors + (rank < remaining[group])

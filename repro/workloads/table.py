@@ -95,38 +95,38 @@ def read_trace(file: TraceFile) -> Trace:
     if (plain := _plain_trace(path, columns, file)) is not None:
         return plain
     entries = read_entries(path, columns, file.gen_length)
-    num_answered = sum(each.num_answered for each in entries)
+    num_answered = sum(entry.num_answered for entry in entries)
     require(
         num_answered > 0 or file.gen_length is None,
         f"gen_length={file.gen_length} has no effect with workload={file.where!r}, whose rows have their own: leave it out",
     )
-    whole = [each for each in entries if not each.is_empty]
-    clock = TimeColumn.of(path.name, columns, whole)
+    filled = [entry for entry in entries if not entry.is_empty]
+    clock = TimeColumn.of(path.name, columns, filled)
     if file.sort:
         require(
             columns.time is not None, f"sort has no effect: {path.name} has no column of times that is read: name it"
         )
-        whole = clock.sorted(whole)
-    groups, remarks = _grouped(whole, columns)
-    usable = [[each for each in own if each.is_usable] for own in groups]
+        filled = clock.sorted(filled)
+    groups, remarks = _grouped(filled, columns)
+    usable = [[entry for entry in group if entry.is_usable] for group in groups]
     num = sum(map(len, usable))
     require(
         num > 0,
         f"{path.name} has no row with a prompt and an answer ({len(entries)} read): check that it is the whole file",
     )
-    usable = [own for own in usable if own]
-    is_derived = columns.time is not None and columns.delay is None and any(len(own) > 1 for own in usable)
-    sessions, more = _sessions(usable, columns, clock, is_derived=is_derived)
+    usable = [group for group in usable if group]
+    is_derived = columns.time is not None and columns.delay is None and any(len(group) > 1 for group in usable)
+    sessions, notes = _sessions(usable, columns, clock, is_derived=is_derived)
     if "hash_ids" in columns:
         sessions, unfit = _with_prefixes(sessions, usable, None if columns.format is None else columns.format.block)
-        more += unfit
-    num_empty = len(entries) - len(whole)
+        notes += unfit
+    num_empty = len(entries) - len(filled)
     return Trace(
         name=named_after(file.where),
         origin=Origin(source="local", location=path.name, revision=file_digest(path)),
         sessions=sessions,
         columns=columns.named,
-        num_dropped=len(whole) - num,
+        num_dropped=len(filled) - num,
         time=columns.time,
         time_unit=clock.said,
         unclear=clock.unclear,
@@ -138,7 +138,7 @@ def read_trace(file: TraceFile) -> Trace:
                 (f"{num_empty} rows with an empty cell left out", num_empty),
                 (f"{num_answered} answers of {file.gen_length} tokens, where the file tells none", num_answered),
                 ("rows sorted by their times", file.sort),
-                *((each, True) for each in (*remarks, *more)),
+                *((remark, True) for remark in (*remarks, *notes)),
             )
             if holds
         ),
@@ -160,19 +160,19 @@ def _plain_trace(path: Path, columns: Columns, file: TraceFile) -> Trace | None:
         return None
     rows = _objects(path) if is_json(path) else csv_rows(path, *named.values())
     parts = list[_PlainRows]()
-    while own := list(islice(rows, _PLAIN_ROWS)):
-        if (part := _PlainRows.of(own, columns)) is None:
+    while chunk := list(islice(rows, _PLAIN_ROWS)):
+        if (part := _PlainRows.of(chunk, columns)) is None:
             return None
         parts.append(part)
-    if not 0 < sum(len(each.prefill) for each in parts) <= MOST_ROWS:
+    if not 0 < sum(len(part.prefill) for part in parts) <= MOST_ROWS:
         return None
-    numbers, prefill, decode, stamps = (np.concatenate(each) for each in list(zip(*parts, strict=True))[:4])
-    hash_ids = [ids for each in parts for ids in each.hash_ids]
+    numbers, prefill, decode, stamps = (np.concatenate(arrays) for arrays in list(zip(*parts, strict=True))[:4])
+    hash_ids = [ids for part in parts for ids in part.hash_ids]
     is_usable = (prefill > 0) & (decode > 0)
     clock, arrival_s = TimeColumn(), None
     if columns.time is not None:
-        nothing = Row("", dict.fromkeys(named.values(), ""))
-        span = _Span(rows=[nothing] * len(stamps), stamps=stamps.tolist(), tokens=int((prefill + decode).sum()))
+        empty_row = Row("", dict.fromkeys(named.values(), ""))
+        span = _Span(rows=[empty_row] * len(stamps), stamps=stamps.tolist(), tokens=int((prefill + decode).sum()))
         if (np.diff(stamps[is_usable]) < 0).any() or span.problem(columns) is not None:
             return None
         clock = TimeColumn.of_span(columns, span)
@@ -229,9 +229,9 @@ class _PlainRows(NamedTuple):
         are_ids = not ids or (set(map(type, ids)) == {list} and set(map(type, chain.from_iterable(ids))) <= {int})
         if prefill is None or decode is None or stamps is None or not are_ids:
             return None
-        split = [where.rpartition(" ") for where, _ in rows]
-        numbers = np.array([int(number) for _, _, number in split])
-        return cls(numbers, prefill, decode, stamps, ids, split[0][0])
+        places = [location.rpartition(" ") for location, _ in rows]
+        numbers = np.array([int(number) for _, _, number in places])
+        return cls(numbers, prefill, decode, stamps, ids, places[0][0])
 
 
 def _whole(cells: Sequence[Any]) -> Ints | None:
@@ -240,22 +240,22 @@ def _whole(cells: Sequence[Any]) -> Ints | None:
     if kinds != {int} and not (kinds == {str} and all(map(str.isdigit, cells)) and all(map(str.isascii, cells))):
         return None
     try:
-        found = np.array(list(map(int, cells)), dtype=np.int64)
+        numbers = np.array(list(map(int, cells)), dtype=np.int64)
     except (OverflowError, ValueError):
         return None
-    return found if found.min() >= 0 and found.max() <= MOST_TOKENS else None
+    return numbers if numbers.min() >= 0 and numbers.max() <= MOST_TOKENS else None
 
 
 def _numbers(cells: Sequence[Any]) -> Ints | Floats | None:
     """Times. None if a cell is no finite number of at least 0."""
     kinds = set(map(type, cells))
     if kinds == {str} and all(map(NUMBER.fullmatch, cells)):
-        cells = [int(each) if each.isdigit() else float(each) for each in cells]
+        cells = [int(cell) if cell.isdigit() else float(cell) for cell in cells]
         kinds = set(map(type, cells))
     if not kinds or not kinds <= {int, float}:
         return None
-    found = np.array(cells) if max(cells) < 2**53 else np.empty(0)
-    return found if found.size and found.min() >= 0 else None
+    times = np.array(cells) if max(cells) < 2**53 else np.empty(0)
+    return times if times.size and times.min() >= 0 else None
 
 
 def _fit_names(sessions: PlainSessions, hash_ids: list[list[int]], columns: Columns) -> tuple[PlainSessions, list[str]]:
@@ -293,7 +293,8 @@ def read_requests(path: Path, time_unit: TimeUnit | None) -> tuple[TracedSession
     require(clock.unclear is None, clock.unclear or "")
     tokens = (entry.rounds[0].prefill_tokens if entry.rounds else 0 for entry in entries)
     return tuple(
-        request_of(each.row, num, each.prompt, clock.seconds(each)) for each, num in zip(entries, tokens, strict=True)
+        request_of(entry.row, num, entry.prompt, clock.seconds(entry))
+        for entry, num in zip(entries, tokens, strict=True)
     )
 
 
@@ -336,7 +337,7 @@ class TraceRow(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        return sum(each.prefill_tokens + (each.decode_tokens or 0) for each in self.rounds)
+        return sum(turn.prefill_tokens + (turn.decode_tokens or 0) for turn in self.rounds)
 
 
 def names_in(path: Path) -> tuple[str, ...]:
@@ -371,7 +372,7 @@ def read_entries(path: Path, columns: Columns, length: int | None = None) -> lis
         rows = parquet_rows(path, *wanted)
     elif is_json(path):
         # Keep only these columns, so that a long file leaves nothing unread in memory.
-        rows = (Row(where, {name: own[name] for name in wanted if name in own}) for where, own in _objects(path))
+        rows = (Row(where, {name: cells[name] for name in wanted if name in cells}) for where, cells in _objects(path))
     else:
         rows = csv_rows(path, *columns.named.values())
     needed = [column for name, column in columns.named.items() if columns.needs(name, is_answered=length is not None)]
@@ -389,9 +390,9 @@ def _entry(row: Row, columns: Columns, needed: Sequence[str], length: int | None
         stamp, is_date = _stamp(row, columns)
     if "rounds" in named:
         rounds = _rounds_of(row, named)
-        num_bare = 0 if length is None else sum(each.decode_tokens is None for each in rounds)
+        num_bare = 0 if length is None else sum(turn.decode_tokens is None for turn in rounds)
         if num_bare:
-            rounds = tuple(each if each.decode_tokens else each._replace(decode_tokens=length) for each in rounds)
+            rounds = tuple(turn if turn.decode_tokens else turn._replace(decode_tokens=length) for turn in rounds)
         return TraceRow(row, stamp, is_date, rounds, num_answered=num_bare)
     prompt = row.text(named["prompt"]) if "prompt" in named else None
     column = named.get("prompt_len") or named.get("context_len")
@@ -451,10 +452,10 @@ def clock_time(row: Row, field: str) -> float:
         # Traces have up to nine decimals, and datetime keeps six.
         zone = "+00:00" if match[5] is None else f"{match[5]}:{match[6] or '00'}"
         minute = datetime.fromisoformat(f"{match[1]}{match[2] or ':00'}{zone}")
-        whole = (minute - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
+        seconds = (minute - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
     except ValueError as error:
         raise row.bad(field, value, "expected a time like 2023-11-16 18:17:03.9799600") from error
-    return whole + float(match[3] or 0)
+    return seconds + float(match[3] or 0)
 
 
 # -- times --------------------------------------------------------------------------------------------------
@@ -476,31 +477,31 @@ class TimeColumn:
 
     @classmethod
     def of(cls, file: str, columns: Columns, entries: Sequence[TraceRow]) -> "TimeColumn":
-        stamped = [each for each in entries if each.stamp is not None]
+        stamped = [entry for entry in entries if entry.stamp is not None]
         if columns.time is None or not stamped:
             return cls()
-        stamps = [each.stamp for each in stamped if each.stamp is not None]
-        found = _Span(
-            rows=[each.row for each in stamped], stamps=stamps, tokens=sum(each.num_tokens for each in stamped)
+        stamps = [entry.stamp for entry in stamped if entry.stamp is not None]
+        span = _Span(
+            rows=[entry.row for entry in stamped], stamps=stamps, tokens=sum(entry.num_tokens for entry in stamped)
         )
-        if any(each.is_date for each in stamped):
-            other = next((each for each in stamped if not each.is_date), None)
-            if other is not None:
-                raise other.row.bad(
-                    columns.time, other.row.values[columns.time], "other rows have a date and time: write one"
+        if any(entry.is_date for entry in stamped):
+            undated = next((entry for entry in stamped if not entry.is_date), None)
+            if undated is not None:
+                raise undated.row.bad(
+                    columns.time, undated.row.values[columns.time], "other rows have a date and time: write one"
                 )
-            return cls(column=columns.time, said="dates", span_s=found.seconds("s"))
+            return cls(column=columns.time, said="dates", span_s=span.seconds("s"))
         if columns.unit is None or (columns.has_dates and not columns.is_said):
-            readings = ", ".join(f"in {unit} {found.told(unit)}" for unit in ("s", "ms", "us"))
+            readings = ", ".join(f"in {unit} {span.told(unit)}" for unit in ("s", "ms", "us"))
             unclear = (
                 f"{file}: the unit of its column {columns.time!r} is not said: {readings}: say which with --time-unit"
             )
             return cls(column=columns.time, unclear=unclear)
-        if (problem := found.problem(columns)) is not None:
-            fitting = [f"--time-unit {unit} ({found.told(unit)})" for unit in found.fitting(columns.unit)]
+        if (problem := span.problem(columns)) is not None:
+            fitting = [f"--time-unit {unit} ({span.told(unit)})" for unit in span.fitting(columns.unit)]
             fix = f"{' or '.join(fitting)} would fit" if fitting else "check the column"
-            raise found.last.bad(columns.time, found.last.values[columns.time], f"{problem}: {fix}")
-        return cls.of_span(columns, found)
+            raise span.last.bad(columns.time, span.last.values[columns.time], f"{problem}: {fix}")
+        return cls.of_span(columns, span)
 
     @classmethod
     def of_span(cls, columns: Columns, found: "_Span") -> "TimeColumn":
@@ -519,9 +520,9 @@ class TimeColumn:
         return None if entry.stamp is None else (entry.stamp - self.start) / self.per_second
 
     def sorted(self, entries: Sequence[TraceRow]) -> list[TraceRow]:
-        bare = next((each for each in entries if each.stamp is None), None)
-        if bare is not None:
-            raise bare.row.bad(str(self.column), None, "a row without a time cannot be sorted: leave sort out")
+        untimed = next((entry for entry in entries if entry.stamp is None), None)
+        if untimed is not None:
+            raise untimed.row.bad(str(self.column), None, "a row without a time cannot be sorted: leave sort out")
         return sorted(entries, key=lambda each: each.stamp or 0)
 
 
@@ -565,8 +566,8 @@ class _Span:
     def problem(self, columns: Columns) -> str | None:
         """Why the times cannot be in the columns' unit; None if they can."""
         assert columns.unit is not None
-        if (wrong := self._impossible(columns.unit)) is not None or columns.is_said:
-            return wrong
+        if (reason := self._impossible(columns.unit)) is not None or columns.is_said:
+            return reason
         # The column's name may give another unit than the values have.
         per_second, fmt = PER_SECOND[columns.unit], columns.format
         coarser = [unit for unit, per in PER_SECOND.items() if per < per_second]
@@ -588,8 +589,8 @@ class _Span:
 
     def fitting(self, but: TimeUnit) -> list[TimeUnit]:
         """The other units that the times can have. If some make them moments since 1970, only those."""
-        found: list[TimeUnit] = [unit for unit in PER_SECOND if unit != but and self._impossible(unit) is None]
-        return [unit for unit in found if self.low >= EPOCH_S[0] * PER_SECOND[unit]] or found
+        units: list[TimeUnit] = [unit for unit in PER_SECOND if unit != but and self._impossible(unit) is None]
+        return [unit for unit in units if self.low >= EPOCH_S[0] * PER_SECOND[unit]] or units
 
     def _impossible(self, unit: TimeUnit) -> str | None:
         per_second = PER_SECOND[unit]
@@ -612,13 +613,13 @@ def _grouped(entries: Sequence[TraceRow], columns: Columns) -> tuple[list[list[T
         return _linked(entries, columns)
     session = columns.named.get("session")
     if session is None:
-        return [[each] for each in entries], []
+        return [[entry] for entry in entries], []
     groups: dict[object, list[TraceRow]] = {}
     for number, entry in enumerate(entries):
         key = _key(entry.row, session) if entry.row.has(session) else ("row", number)
         groups.setdefault(key, []).append(entry)
     if "turn" in columns:
-        return [_by_turn(own, columns.named["turn"]) for own in groups.values()], []
+        return [_by_turn(group, columns.named["turn"]) for group in groups.values()], []
     return list(groups.values()), []
 
 
@@ -649,29 +650,29 @@ def _by_turn(own: list[TraceRow], column: str) -> list[TraceRow]:
 def _linked(entries: Sequence[TraceRow], columns: Columns) -> tuple[list[list[TraceRow]], list[str]]:
     """Group rows by parent. If several rows follow one, the first continues its session, and the others begin sessions."""
     name, parent = columns.named["id"], columns.named["parent"]
-    places: dict[object, int] = {}
+    positions: dict[object, int] = {}
     for number, entry in enumerate(entries):
         key = _key(entry.row, name)
-        if key in places:
+        if key in positions:
             raise entry.row.bad(
-                name, entry.row.values[name], f"{entries[places[key]].row.where} has the same: keep one"
+                name, entry.row.values[name], f"{entries[positions[key]].row.where} has the same: keep one"
             )
-        places[key] = number
+        positions[key] = number
     last: dict[int, list[TraceRow]] = {}
     groups: list[list[TraceRow]] = []
     num_branches = 0
     for number, entry in enumerate(entries):
-        place = None if entry.row.is_empty(parent) else places.get(_key(entry.row, parent))
-        if place is not None and place >= number:
+        position = None if entry.row.is_empty(parent) else positions.get(_key(entry.row, parent))
+        if position is not None and position >= number:
             raise entry.row.bad(
                 parent, entry.row.values[parent], "its parent stands behind it: sort the file, or give --sort"
             )
-        own = None if place is None else last.pop(place, None)
-        if own is None:
-            num_branches += place is not None
-            groups.append(own := [])
-        own.append(entry)
-        last[number] = own
+        group = None if position is None else last.pop(position, None)
+        if group is None:
+            num_branches += position is not None
+            groups.append(group := [])
+        group.append(entry)
+        last[number] = group
     branches = f"{num_branches} rows that follow one which another follows begin a session of their own"
     return groups, [branches] * bool(num_branches)
 
@@ -679,37 +680,37 @@ def _linked(entries: Sequence[TraceRow], columns: Columns) -> tuple[list[list[Tr
 def _sessions(
     groups: Sequence[list[TraceRow]], columns: Columns, clock: TimeColumn, *, is_derived: bool
 ) -> tuple[tuple[TracedSession, ...], list[str]]:
-    has_several = any(len(own) > 1 for own in groups)
+    has_several = any(len(group) > 1 for group in groups)
     if is_derived and clock.unclear is not None:
         raise UserError(clock.unclear)
     is_context, is_wait = "context_len" in columns, columns.delay is not None and columns.delay.is_wait
-    num_short, found = 0, []
-    for own in groups:
-        first = own[0]
+    num_short, sessions = 0, []
+    for group in groups:
+        first = group[0]
         rounds, text = first.rounds, first.prompt
-        if len(own) > 1 or first.prefix or is_wait:
-            text = text if len(own) == 1 else None
-            told = [each.rounds[0] for each in own]
-            lengths = [each.prefill_tokens for each in told]
+        if len(group) > 1 or first.prefix or is_wait:
+            text = text if len(group) == 1 else None
+            turns = [entry.rounds[0] for entry in group]
+            lengths = [turn.prefill_tokens for turn in turns]
             if is_context:
-                before = [0, *(each.prefill_tokens + (each.decode_tokens or 0) for each in told[:-1])]
-                is_new = [tokens <= history for tokens, history in zip(lengths, before, strict=True)]
+                histories = [0, *(turn.prefill_tokens + (turn.decode_tokens or 0) for turn in turns[:-1])]
+                is_new = [tokens <= history for tokens, history in zip(lengths, histories, strict=True)]
                 # A context that is no longer than the history cannot contain it. The history was cut, so all of it is new.
                 lengths = [
                     tokens if new else tokens - history
-                    for tokens, history, new in zip(lengths, before, is_new, strict=True)
+                    for tokens, history, new in zip(lengths, histories, is_new, strict=True)
                 ]
                 num_short += sum(is_new)
             lengths[0] += first.prefix
-            delays = _delays(own, columns, clock if is_derived else None)
-            rounds = tuple(map(RecordedRound, lengths, [each.decode_tokens for each in told], delays))
-        found.append(TracedSession(rounds, clock.seconds(first), text, first.row.where))
+            delays = _delays(group, columns, clock if is_derived else None)
+            rounds = tuple(map(RecordedRound, lengths, [turn.decode_tokens for turn in turns], delays))
+        sessions.append(TracedSession(rounds, clock.seconds(first), text, first.row.where))
     gap = (
         "from an answer to the next request"
         if "duration_s" in columns
         else "from one request to the next, after its answer"
     )
-    said = {
+    remarks = {
         "sessions: what a prompt repeats of those before it is taken off": is_context and has_several,
         f"{num_short} prompts no longer than what came before them count as new": num_short,
         f"delays follow from the rows' times: seconds {gap}": is_derived,
@@ -718,7 +719,7 @@ def _sessions(
         and columns.delay is not None,
         "texts of sessions of several rounds not used": has_several and "prompt" in columns,
     }
-    return tuple(found), [text for text, holds in said.items() if holds]
+    return tuple(sessions), [text for text, holds in remarks.items() if holds]
 
 
 def _with_prefixes(
@@ -727,21 +728,21 @@ def _with_prefixes(
     """Give sessions names for the blocks of their prompts, if all their rows have hash_ids that fit the lengths. The format may give
     ``block``, the tokens of each. Without it we use the only power of two that fits the requests of one round."""
     if block is None:
-        alone = [(own[0].ids, each.rounds) for each, own in zip(sessions, groups, strict=True) if len(own) == 1]
+        alone = [(rows[0].ids, each.rounds) for each, rows in zip(sessions, groups, strict=True) if len(rows) == 1]
         fitting = [
             size for size in _BLOCKS if all(ids is None or Prefix(size, (ids,)).fits(lengths) for ids, lengths in alone)
         ]
         if len(fitting) != 1 or all(ids is None for ids, _ in alone):
             return tuple(sessions), [_NO_BLOCK]
         (block,) = fitting
-    names, found, num_unfit = PrefixNames(), [], 0
-    for session, own in zip(sessions, groups, strict=True):
-        ids = [each.ids for each in own if each.ids is not None]
+    names, named, num_unfit = PrefixNames(), [], 0
+    for session, rows in zip(sessions, groups, strict=True):
+        ids = [row.ids for row in rows if row.ids is not None]
         prefix = Prefix(block, tuple(map(names.of, ids)))
-        is_fit = len(ids) == len(own) and prefix.fits(session.rounds)
+        is_fit = len(ids) == len(rows) and prefix.fits(session.rounds)
         num_unfit += bool(ids) and not is_fit
-        found.append(session._replace(prefix=prefix) if is_fit else session)
-    return tuple(found), [_unfit(num_unfit, block)] * bool(num_unfit)
+        named.append(session._replace(prefix=prefix) if is_fit else session)
+    return tuple(named), [_unfit(num_unfit, block)] * bool(num_unfit)
 
 
 _NO_BLOCK = "hash_ids left out: the tokens of their blocks do not follow from the lengths"
@@ -754,17 +755,17 @@ def _unfit(num: int, block: int) -> str:
 def _delays(own: Sequence[TraceRow], columns: Columns, clock: TimeColumn | None) -> list[float | None]:
     """Seconds from each row's answer to the next row's request."""
     if clock is None:
-        told = [each.rounds[0].delay_s for each in own]
-        return [*told[1:], None] if columns.delay is not None and columns.delay.is_wait else told
-    found: list[float | None] = []
-    for one, other in pairwise(own):
-        times = clock.seconds(one), clock.seconds(other)
+        recorded = [row.rounds[0].delay_s for row in own]
+        return [*recorded[1:], None] if columns.delay is not None and columns.delay.is_wait else recorded
+    delays: list[float | None] = []
+    for row, next_row in pairwise(own):
+        times = clock.seconds(row), clock.seconds(next_row)
         if times[0] is None or times[1] is None:
-            found.append(None)
+            delays.append(None)
             continue
         if times[1] < times[0]:
             column = str(columns.time)
             fix = "earlier than the round before it: sort the file, or give --sort"
-            raise other.row.bad(column, other.row.values[column], fix)
-        found.append(max(0.0, times[1] - times[0] - one.duration_s))
-    return [*found, None]
+            raise next_row.row.bad(column, next_row.row.values[column], fix)
+        delays.append(max(0.0, times[1] - times[0] - row.duration_s))
+    return [*delays, None]

@@ -46,19 +46,19 @@ def prompt_text(style: TextStyle, rng: random.Random, num_words: int) -> PromptT
     """Make a prompt of at least ``num_words`` words, with at most one sentence more. A short prompt is only an opening."""
     form = _templates()["styles"][style]
     opening, closing = _fill(rng.choice(form["openings"]), rng), form["closing"]
-    wanted = num_words - len(opening.split()) - len(closing.split())
-    return PromptText(body=opening + more_text(style, rng, wanted), closing=closing)
+    remaining = num_words - len(opening.split()) - len(closing.split())
+    return PromptText(body=opening + more_text(style, rng, remaining), closing=closing)
 
 
 def more_text(style: TextStyle, rng: random.Random, num_words: int) -> str:
     """Make sentences until there are ``num_words`` words, or none for 0 or less."""
     parts: list[str] = []
-    have = 0
+    count = 0
     sentences = _sentences(style, rng)
-    while have < num_words:
+    while count < num_words:
         sentence = next(sentences)
         parts.append(sentence)
-        have += len(sentence.split())
+        count += len(sentence.split())
     return " ".join(parts)
 
 
@@ -79,8 +79,8 @@ def _fill(template: str, rng: random.Random) -> str:
 
 @cache
 def _templates() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = read_yaml(Path(__file__).with_name("text.yaml"))
-    return found
+    templates: Mapping[str, Any] = read_yaml(Path(__file__).with_name("text.yaml"))
+    return templates
 
 
 def prompt_ids(
@@ -192,17 +192,17 @@ def build_workload(
     scaled = drawn if config.length_scale == 1.0 else np.rint(drawn * config.length_scale).astype(np.int64)
     lengths = np.clip(scaled, low, high)
     answers = [row.rounds[0].decode_tokens for row in rows]
-    generations = [generation if each is None else generation_of_length(generation, each) for each in answers]
+    generations = [generation if answer is None else generation_of_length(generation, answer) for answer in answers]
     prompts = _prompts(encode, card.embedded.text, config.seed, lengths.tolist(), own_ids)
     requests = _requests(prompts, lengths.tolist(), times, generations, config.seed)
     counted = {
         "num_clipped": int((lengths != scaled).sum()),
         "num_repeated": max(0, num - len(source.sessions)) if source.sessions else 0,
     }
-    num_cut = sum(own is not None and len(own) > kept for own, kept in zip(own_ids, lengths, strict=True))
-    described = _describe(config, card, source, **counted, num_cut=num_cut, tokenized=encode is not None)
+    num_cut = sum(ids is not None and len(ids) > length for ids, length in zip(own_ids, lengths, strict=True))
+    description = _describe(config, card, source, **counted, num_cut=num_cut, tokenized=encode is not None)
     facts = {**counted, "length_scale": config.length_scale, "seed": config.seed}
-    return workload_of(card.name, requests, source.origin, described, **facts)
+    return workload_of(card.name, requests, source.origin, description, **facts)
 
 
 def open_source(
@@ -235,18 +235,18 @@ def open_source(
             remarks.append("outputs as long as asked for, not as the trace's")
         if entry.format == "trace" and "hash_ids" in names_in(path):
             remarks.append(PREFIXES_UNUSED)
-    kept = tuple(row for row in rows if row.rounds[0].prefill_tokens)
+    usable = tuple(row for row in rows if row.rounds[0].prefill_tokens)
     require(
-        bool(kept),
+        bool(usable),
         f"{origin.location} has no usable row ({len(rows)} read, none with a prompt): check that it is the whole file",
     )
-    is_timed = any(row.arrival_s is not None for row in kept)
+    is_timed = any(row.arrival_s is not None for row in usable)
     return Trace(
         name=card.name,
         origin=origin,
-        sessions=kept,
+        sessions=usable,
         columns={},
-        num_dropped=len(rows) - len(kept),
+        num_dropped=len(rows) - len(usable),
         time="arrival_s" if is_timed else None,
         remarks=tuple(remarks),
     )
@@ -286,27 +286,27 @@ def traced_workload(
 ) -> Workload:
     """Make a request of each row of a file. ``generation_of`` makes its generation from the row's answer length. We cut prompts that leave
     no room for the answer in ``most`` tokens. A row without text gets a generated one, which depends only on seed and index."""
-    found = served(file, arrivals, seed, num=num)
-    answers = [_answer_of(each) for each in found.sessions]
+    chosen = served(file, arrivals, seed, num=num)
+    answers = [_answer_of(session) for session in chosen.sessions]
     generations = list(map(generation_of, answers))
-    own_ids = [encode(each.prompt) if encode and each.prompt else None for each in found.sessions]
+    own_ids = [encode(session.prompt) if encode and session.prompt else None for session in chosen.sessions]
     lengths, num_cut = [], 0
-    for each, own, generation in zip(found.sessions, own_ids, generations, strict=True):
+    for session, ids, generation in zip(chosen.sessions, own_ids, generations, strict=True):
         room = most - generation.gen_length
         require(
             room >= 1,
-            f"{each.where}: an answer of {generation.gen_length} tokens leaves none for a prompt of the {most} that a request may "
+            f"{session.where}: an answer of {generation.gen_length} tokens leaves none for a prompt of the {most} that a request may "
             f"have: take the row out, or use a larger platform",
         )
-        told = each.rounds[0].prefill_tokens if own is None else len(own)
-        tokens = fixed_prompt_len or max(1, round(length_scale * told))
+        prompt_len = session.rounds[0].prefill_tokens if ids is None else len(ids)
+        tokens = fixed_prompt_len or max(1, round(length_scale * prompt_len))
         lengths.append(min(tokens, room))
         num_cut += tokens > room
     prompts = _prompts(encode, "chat", seed, lengths, own_ids)
-    requests = _requests(prompts, lengths, found.arrival_s, generations, seed)
+    requests = _requests(prompts, lengths, chosen.arrival_s, generations, seed)
     added = [generation.gen_length - answer for generation, answer in zip(generations, answers, strict=True)]
-    num_longer, mean = sum(each > 0 for each in added), sum(added) / len(added)
-    said = {
+    num_longer, mean = sum(tokens > 0 for tokens in added), sum(added) / len(added)
+    remarks = {
         f"lengths x {length_scale:g}": length_scale != 1.0,
         f"every prompt set to {fixed_prompt_len} tokens": fixed_prompt_len is not None,
         f"{num_cut} of {len(requests)} prompts cut to the room in {most} tokens beside their answers": num_cut,
@@ -314,12 +314,12 @@ def traced_workload(
     }
     facts = {
         "num_clipped": num_cut,
-        "num_repeated": max(0, len(requests) - len(found.trace.sessions)),
+        "num_repeated": max(0, len(requests) - len(chosen.trace.sessions)),
         "length_scale": length_scale,
         "seed": seed,
     }
-    description = "; ".join([found.description, *(text for text, holds in said.items() if holds)])
-    return workload_of(found.trace.name, requests, found.trace.origin, description, **facts)
+    description = "; ".join([chosen.description, *(text for text, holds in remarks.items() if holds)])
+    return workload_of(chosen.trace.name, requests, chosen.trace.origin, description, **facts)
 
 
 def _answer_of(session: TracedSession) -> int:
@@ -349,10 +349,10 @@ def _requests(
             request_id=index,
             prompt_len=length,
             prompt_ids=ids,
-            arrival_s=at,
+            arrival_s=time_s,
             generation=replace(generation, seed=derive_seed(seed, "generation", index)),
         )
-        for index, (ids, length, at, generation) in enumerate(
+        for index, (ids, length, time_s, generation) in enumerate(
             zip(prompts, lengths, arrival_s, generations, strict=True)
         )
     ]
@@ -361,17 +361,17 @@ def _requests(
 def workload_of(name: str, requests: Sequence[Request], origin: Origin, description: str, **facts: float) -> Workload:
     """The workload of these requests, with its checksum and lengths. ``facts`` are the other fields of WorkloadProvenance."""
     lines = (
-        f"{each.request_id}|{each.arrival_s:.6f}|{each.prompt_len}|{each.generation.gen_length}|{each.generation.seed}|"
-        f"{'-' if each.prompt_ids is None else ','.join(map(str, each.prompt_ids))}"
-        for each in requests
+        f"{request.request_id}|{request.arrival_s:.6f}|{request.prompt_len}|{request.generation.gen_length}|{request.generation.seed}|"
+        f"{'-' if request.prompt_ids is None else ','.join(map(str, request.prompt_ids))}"
+        for request in requests
     )
-    lengths, n = np.sort(np.array([each.prompt_len for each in requests], dtype=np.int64)), len(requests)
-    p50, p90, most = (int(lengths[place]) for place in (int(0.5 * n), int(0.9 * n), -1))
+    lengths, n = np.sort(np.array([request.prompt_len for request in requests], dtype=np.int64)), len(requests)
+    p50, p90, longest = (int(lengths[index]) for index in (int(0.5 * n), int(0.9 * n), -1))
     provenance = WorkloadProvenance(
         **vars(origin),
         description=description,
         checksum=checksum(lines),
-        lengths=LengthStats(n=n, mean=float(lengths.mean()), p50=p50, p90=p90, max=most),
+        lengths=LengthStats(n=n, mean=float(lengths.mean()), p50=p50, p90=p90, max=longest),
         **facts,  # type: ignore[arg-type]
     )
     return Workload(name=name, requests=tuple(requests), provenance=provenance)
@@ -403,8 +403,8 @@ def _rows(
         return [TracedSession((RecordedRound(0, None),))] * num, arrival_times(arrivals, num, seed).tolist()
     if arrivals.kind == "trace":
         source = replace(source, sessions=tuple(sorted(source.sessions, key=lambda row: row.arrival_s or 0)))
-    found = taken(source, arrivals, seed, num=num, comes_once=False)
-    return found.sessions, found.arrival_s
+    chosen = taken(source, arrivals, seed, num=num, comes_once=False)
+    return chosen.sessions, chosen.arrival_s
 
 
 def _drawn_lengths(
@@ -416,7 +416,7 @@ def _drawn_lengths(
     if not rows[0].rounds[0].prefill_tokens:
         rng = np.random.default_rng(derive_seed(config.seed, "lengths"))
         return card.embedded.lengths.draw(len(rows), rng)
-    drawn = [row.rounds[0].prefill_tokens if own is None else len(own) for row, own in zip(rows, own_ids, strict=True)]
+    drawn = [row.rounds[0].prefill_tokens if ids is None else len(ids) for row, ids in zip(rows, own_ids, strict=True)]
     return np.array(drawn, dtype=np.int64)
 
 
@@ -429,8 +429,8 @@ def _prompts(
     from repro.workloads.workload import prompt_ids
 
     return [
-        prompt_ids(encode, style, random.Random(derive_seed(seed, "text", index)), length, own)
-        for index, (length, own) in enumerate(zip(lengths, own_ids, strict=True))
+        prompt_ids(encode, style, random.Random(derive_seed(seed, "text", index)), length, ids)
+        for index, (length, ids) in enumerate(zip(lengths, own_ids, strict=True))
     ]
 
 
@@ -464,7 +464,7 @@ def _describe(
     kind = "hub data set" if source.origin.source == "hub" else "local file"
     has_texts, is_embedded = any(row.prompt is not None for row in rows), not rows
     lacks_texts = is_embedded or any(row.prompt is None for row in rows)
-    said = {
+    remarks = {
         f"{card.title}: embedded generator, lengths {basis} ({embedded.summary})": is_embedded,
         f"{card.title}: {kind} {source.origin.location}, {len(rows)} rows": not is_embedded,
         f"{source.num_dropped} rows with an empty prompt left out": source.num_dropped,
@@ -477,4 +477,4 @@ def _describe(
         **dict.fromkeys(source.remarks, True),
         f"{num_clipped} of {num} lengths clipped to [{config.min_prompt_len}, {config.max_prompt_len}]": num_clipped,
     }
-    return "; ".join(text for text, holds in said.items() if holds)
+    return "; ".join(text for text, holds in remarks.items() if holds)
