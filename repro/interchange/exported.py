@@ -52,12 +52,12 @@ def report_of(run: StoredRun) -> dict[str, Any]:
         "latency": latency,
         "throughput": {name: {"units": unit, "mean": rate} for name, (rate, unit) in rates.items() if rate is not None},
     }
-    began, ended = run.provenance.get("started_utc"), run.provenance.get("finished_utc")
+    started, finished = run.provenance.get("started_utc"), run.provenance.get("finished_utc")
     return {
         "version": VERSION,
         "run": {
             "uid": run.file.name.partition(".")[0],
-            "time": {"start": began, "end": ended, "duration": f"PT{run.provenance['elapsed_s']:.3f}S"},
+            "time": {"start": started, "end": finished, "duration": f"PT{run.provenance['elapsed_s']:.3f}S"},
             "description": f"{run.obtained} by repro {__version__}; times count from when a request was due",
             "keywords": [run.cell.system, run.cell.dataset, run.cell.platform, run.obtained],
         },
@@ -155,13 +155,13 @@ def _events(run: StoredRun) -> Iterator[dict[str, Any]]:
 
 def _lanes(requests: Table) -> list[int]:
     """For each request, the first lane that is free when it arrives."""
-    found, taken, free = [0] * len(requests["request_id"]), list[tuple[float, int]](), list[int]()
-    arrivals = sorted(range(len(found)), key=lambda row: requests["arrival_s"][row])
+    lanes, busy, free = [0] * len(requests["request_id"]), list[tuple[float, int]](), list[int]()
+    arrivals = sorted(range(len(lanes)), key=lambda row: requests["arrival_s"][row])
     for row in arrivals:
         arrived, ended = requests["arrival_s"][row], requests["finished_s"][row]
-        while taken and taken[0][0] <= arrived:
-            heappush(free, heappop(taken)[1])
-        lane = heappop(free) if free else len(taken)
-        found[row] = lane
-        heappush(taken, (float("inf") if ended is None else ended, lane))
-    return found
+        while busy and busy[0][0] <= arrived:
+            heappush(free, heappop(busy)[1])
+        lane = heappop(free) if free else len(busy)
+        lanes[row] = lane
+        heappush(busy, (float("inf") if ended is None else ended, lane))
+    return lanes

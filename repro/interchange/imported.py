@@ -55,8 +55,8 @@ def _vllm(told: Mapping[str, Any]) -> list[Answer]:
     """Read the result of ``vllm bench serve --save-detailed``."""
     names = ("start_times", "input_lens", "output_lens", "ttfts", "itls", "errors")
     return [
-        Answer(sent_s=sent, pieces_s=_gaps(ttft, gaps, sent), prompt_len=asked, output_len=got, error=_line(error))
-        for sent, asked, got, ttft, gaps, error in zip(*(told[name] for name in names), strict=True)
+        Answer(sent_s=sent, pieces_s=_gaps(ttft, gaps, sent), prompt_len=prompt, output_len=output, error=_line(error))
+        for sent, prompt, output, ttft, gaps, error in zip(*(told[name] for name in names), strict=True)
     ]
 
 
@@ -64,20 +64,20 @@ def _sglang(told: Mapping[str, Any]) -> list[Answer]:
     """Read the result of SGLang's ``bench_serving --output-details``. It has no times of sending. So we let requests take the places
     of ``max_concurrency`` in turn, and let the last answer end with the run."""
     rows = [*zip(*(told[name] for name in ("input_lens", "output_lens", "ttfts", "itls", "errors")), strict=True)]
-    took = [ttft + sum(gaps) for _, _, ttft, gaps, _ in rows]
+    durations = [ttft + sum(gaps) for _, _, ttft, gaps, _ in rows]
     free = [0.0] * min(int(told.get("max_concurrency") or len(rows)), len(rows))
-    found = []
-    for (asked, got, ttft, gaps, error), seconds in zip(rows, took, strict=True):
+    answers = []
+    for (prompt, output, ttft, gaps, error), seconds in zip(rows, durations, strict=True):
         sent = min(free)
         free[free.index(sent)] = sent + seconds
         pieces = _gaps(ttft, gaps, sent)
-        found.append(Answer(sent_s=sent, pieces_s=pieces, prompt_len=asked, output_len=got, error=_line(error)))
-    late = max(0.0, float(told["duration"]) - max(free))
-    last = max(range(len(found)), key=lambda place: found[place].pieces_s[-1])
-    each = found[last]
-    stamps = [stamp + late for stamp in each.pieces_s]
-    found[last] = replace(each, sent_s=each.sent_s + late, pieces_s=stamps)
-    return found
+        answers.append(Answer(sent_s=sent, pieces_s=pieces, prompt_len=prompt, output_len=output, error=_line(error)))
+    delay = max(0.0, float(told["duration"]) - max(free))
+    last = max(range(len(answers)), key=lambda place: answers[place].pieces_s[-1])
+    answer = answers[last]
+    stamps = [stamp + delay for stamp in answer.pieces_s]
+    answers[last] = replace(answer, sent_s=answer.sent_s + delay, pieces_s=stamps)
+    return answers
 
 
 _NONE: Mapping[str, Any] = {"output_token_times": (), "output_tokens": 0}
@@ -86,15 +86,15 @@ _NONE: Mapping[str, Any] = {"output_token_times": (), "output_tokens": 0}
 def _inference_perf(told: Sequence[Mapping[str, Any]]) -> list[Answer]:
     """Read ``per_request_lifecycle_metrics.json``. Each token has a time, and tokens of one event have the same. We prefer the server's
     count of tokens, because the tool counts those of the text and misses tokens without text."""
-    found = []
-    for each in told:
-        error, info = _line((each.get("error") or {}).get("error_msg")), each["info"]
+    answers = []
+    for request in told:
+        error, info = _line((request.get("error") or {}).get("error_msg")), request["info"]
         # A failed request may have no answer at all.
         answer: Mapping[str, Any] = info["response_metrics"] if error is None else _NONE
         events = Counter(answer["output_token_times"])
-        found.append(
+        answers.append(
             Answer(
-                sent_s=each["start_time"],
+                sent_s=request["start_time"],
                 pieces_s=[*events],
                 piece_tokens=[*events.values()],
                 prompt_len=info["request_metrics"]["text"]["input_tokens"],
@@ -102,54 +102,54 @@ def _inference_perf(told: Sequence[Mapping[str, Any]]) -> list[Answer]:
                 error=error,
             )
         )
-    return found
+    return answers
 
 
 def _guidellm(told: Mapping[str, Any]) -> list[Answer]:
     """Read the JSON of one benchmark. Its latency ends with the stream, so we find the last token's time from the mean gap."""
     (benchmark,) = told["benchmarks"]
-    found = []
-    for each in benchmark["requests"]["successful"]:
-        sent, count = each["request_start_time"], each["output_tokens"]
-        first = sent + each["time_to_first_token_ms"] / 1e3
-        last = first + (each["inter_token_latency_ms"] or 0.0) / 1e3 * (count - 1)
-        found.append(
+    answers = []
+    for request in benchmark["requests"]["successful"]:
+        sent, num = request["request_start_time"], request["output_tokens"]
+        first = sent + request["time_to_first_token_ms"] / 1e3
+        last = first + (request["inter_token_latency_ms"] or 0.0) / 1e3 * (num - 1)
+        answers.append(
             Answer(
-                sent_s=sent, pieces_s=[first, last], prompt_len=each["prompt_tokens"], output_len=count, has_all=False
+                sent_s=sent, pieces_s=[first, last], prompt_len=request["prompt_tokens"], output_len=num, has_all=False
             )
         )
-    for each in benchmark["requests"]["errored"]:
-        sent = each["request_start_time"] or 0.0
-        found.append(
-            Answer(sent_s=sent, pieces_s=[], prompt_len=each["prompt_tokens"] or 0, output_len=0, error="failed")
+    for request in benchmark["requests"]["errored"]:
+        sent = request["request_start_time"] or 0.0
+        answers.append(
+            Answer(sent_s=sent, pieces_s=[], prompt_len=request["prompt_tokens"] or 0, output_len=0, error="failed")
         )
-    return found
+    return answers
 
 
 def _aiperf(told: Sequence[Mapping[str, Any]]) -> list[Answer]:
     """Read ``profile_export.jsonl``. Its inter-token latency is the time per token after the first."""
-    found = []
-    for each in told:
-        if each["metadata"].get("benchmark_phase", "profiling") != "profiling":
+    answers = []
+    for request in told:
+        if request["metadata"].get("benchmark_phase", "profiling") != "profiling":
             continue
-        sent = each["metadata"]["request_start_ns"] / 1e9
-        values = {name: value["value"] for name, value in each["metrics"].items()}
-        error = (each.get("error") or {}).get("message")
-        is_told = error is None
+        sent = request["metadata"]["request_start_ns"] / 1e9
+        values = {name: value["value"] for name, value in request["metrics"].items()}
+        error = (request.get("error") or {}).get("message")
+        is_ok = error is None
         first, last = (
-            sent + values[name] / 1e3 if is_told else sent for name in ("time_to_first_token", "request_latency")
+            sent + values[name] / 1e3 if is_ok else sent for name in ("time_to_first_token", "request_latency")
         )
-        found.append(
+        answers.append(
             Answer(
                 sent_s=sent,
-                pieces_s=[first, last] if is_told else [],
+                pieces_s=[first, last] if is_ok else [],
                 prompt_len=int(values.get("input_sequence_length", 0)),
                 output_len=int(values.get("output_sequence_length", 0)),
                 has_all=False,
                 error=_line(error),
             )
         )
-    return found
+    return answers
 
 
 def _line(error: object) -> str | None:
@@ -190,23 +190,23 @@ def read_answers(path: Path) -> tuple[str, list[Answer]]:
     """Return the tool and its requests, in order of sending. Raises UserError for any other file."""
     text = read_bytes("file", path).decode("utf-8", "replace")
     try:
-        told = json.loads(text)
+        data = json.loads(text)
     except ValueError:
-        told = _lines(path, text)
-    tool = tool_of(told)
+        data = _lines(path, text)
+    tool = tool_of(data)
     require(tool is not None, f"file={str(path)!r} holds no requests of a tool that is known: give {_FILES}")
     assert tool is not None
-    if tool in ("vllm", "sglang", "guidellm") and isinstance(told, list):
-        require(len(told) == 1, f"file={str(path)!r} holds {len(told)} benchmarks: give a file of one")
-        (told,) = told
+    if tool in ("vllm", "sglang", "guidellm") and isinstance(data, list):
+        require(len(data) == 1, f"file={str(path)!r} holds {len(data)} benchmarks: give a file of one")
+        (data,) = data
     try:
-        found = READERS[tool]([told] if tool in ("aiperf", "inference-perf") and isinstance(told, dict) else told)
+        answers = READERS[tool]([data] if tool in ("aiperf", "inference-perf") and isinstance(data, dict) else data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"file={str(path)!r} is not as {tool} writes it ({type(error).__name__}: {error}): give {_FILES}"
         ) from error
-    require(found != [], f"file={str(path)!r} holds no request: give a file with some")
-    return tool, sorted(found, key=lambda each: each.sent_s)
+    require(answers != [], f"file={str(path)!r} holds no request: give a file with some")
+    return tool, sorted(answers, key=lambda each: each.sent_s)
 
 
 def _lines(path: Path, text: str) -> list[Any]:
@@ -219,16 +219,16 @@ def _lines(path: Path, text: str) -> list[Any]:
 def record_of(tool: str, answers: Sequence[Answer]) -> RunRecord:
     """Return the record of a run against an endpoint, as far as the tool's file goes."""
     start = answers[0].sent_s
-    exchanges = [_exchange(number, each, start) for number, each in enumerate(answers)]
+    exchanges = [_exchange(number, answer, start) for number, answer in enumerate(answers)]
     tables = tables_of(exchanges)
     requests = tables["requests"]
-    for number in (n for n, each in enumerate(answers) if _is_unsaid(each)):
+    for number in (n for n, answer in enumerate(answers) if _is_unsaid(answer)):
         requests["first_tokens"][number] = requests["first_by"][number] = None
-    if not all(each.has_all for each in answers):
+    if not all(answer.has_all for answer in answers):
         # The gap between the first and the last piece is no gap between tokens.
         tables[CHUNKS] = {name: [] for name in tables[CHUNKS]}
-        requests["num_chunks"] = [each.output_len for each in answers]
-        requests["first_by"] = ["one each" if each.error is None else None for each in answers]
+        requests["num_chunks"] = [answer.output_len for answer in answers]
+        requests["first_by"] = ["one each" if answer.error is None else None for answer in answers]
     for name in ("finish_lag_s", "usage_lag_s", "close_lag_s", "text_bytes"):
         requests[name] = [None] * len(answers)
     facts = {
@@ -236,7 +236,7 @@ def record_of(tool: str, answers: Sequence[Answer]) -> RunRecord:
         "requested_rate": None,
         "ignore_eos": False,
         "goodput": {},
-        "tokens_counted_by": dict(Counter(by for by in tables["requests"]["counted_by"] if by is not None)),
+        "tokens_counted_by": dict(Counter(method for method in tables["requests"]["counted_by"] if method is not None)),
         "warnings": [*_warnings(tool, answers)],
     }
     return RunRecord(tables=tables, manifest={"obtained": "measured", "facts": facts})
@@ -247,7 +247,7 @@ def _warnings(tool: str, answers: Sequence[Answer]) -> Iterator[str]:
     if tool == "sglang":
         yield "its file has no times of sending: only lengths of answers and of the whole run are its own"
         yield "its tokens are those that were asked for, unless the server sends usage with every event"
-    if not all(each.has_all for each in answers):
+    if not all(answer.has_all for answer in answers):
         yield "its file does not say how many tokens an answer's first event has: the time per token (tpot) takes one"
     if unknown := sum(map(_is_unsaid, answers)):
         yield (
