@@ -40,7 +40,7 @@ def gsm8k_task(options: TaskOptions, *, data_dir: Path | None = None) -> Task | 
     )
     if records is None:
         return None
-    examples, whose = _examples(records)
+    examples, source = _examples(records)
     num_fewshot = NUM_FEWSHOT if options.num_fewshot is None else options.num_fewshot
     if not 0 <= num_fewshot <= len(examples):
         raise UserError(f"num_fewshot={num_fewshot} must be between 0 and {len(examples)}, the examples there are")
@@ -54,7 +54,7 @@ def gsm8k_task(options: TaskOptions, *, data_dir: Path | None = None) -> Task | 
         )
         for index, row in enumerate(records.rows[: options.num_problems])
     )
-    shots = f"{num_fewshot} examples {whose}" if num_fewshot else "no examples"
+    shots = f"{num_fewshot} examples {source}" if num_fewshot else "no examples"
     return Task(
         name=NAME,
         problems=problems,
@@ -82,7 +82,7 @@ def normalize(text: str) -> str:
 def _grade(problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
     verdicts = []
     for problem, text in zip(problems, texts, strict=True):
-        strict, flexible = (normalize(found) for found in find_number(text))
+        strict, flexible = (normalize(number) for number in find_number(text))
         target = normalize(problem.reference)
         verdicts.append(Grade(correct=flexible == target, strict=strict == target))
     return verdicts

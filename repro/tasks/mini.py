@@ -30,8 +30,8 @@ def _sums(name: str, options: TaskOptions) -> Task:
     by_prompt = {problem.prompt: problem for problem in problems}
 
     def grader(asked: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
-        grades = [grade(by_prompt[p.prompt], text) for p, text in zip(asked, texts, strict=True)]
-        return [Grade(correct=each.flexible, strict=each.strict) for each in grades]
+        grades = [grade(by_prompt[question.prompt], text) for question, text in zip(asked, texts, strict=True)]
+        return [Grade(correct=verdict.flexible, strict=verdict.strict) for verdict in grades]
 
     return _task(name, problems, options, grader)
 
@@ -65,7 +65,7 @@ def _task(
     name: str, problems: Sequence[Problem], options: TaskOptions, grader: Grader, checks: Sequence[str] | None = None
 ) -> Task:
     """A task from generated problems. If answers are programs, ``checks`` are the programs that grade them."""
-    asked = [
+    task_problems = [
         TaskProblem(
             problem_id=f"{name}/{options.seed}/{index}",
             prompt=problem.prompt,
@@ -79,7 +79,7 @@ def _task(
     ]
     return Task(
         name=name,
-        problems=tuple(asked),
+        problems=tuple(task_problems),
         origin=Origin(source="embedded", location="repro.tasks", revision=None),
         description=f"{name}: generated problems of the held-out split",
         grader=grader,

@@ -102,9 +102,9 @@ def _roll(used: list[str], counts: dict[str, int]) -> tuple[str, str, str]:
     """Question, answer and total of a problem of mini-roll. Totals past 20 begin again at 1."""
     total, answer = counts[used[0]], f" {used[0]} has {counts[used[0]]} things."
     for name in used[1:]:
-        after = (total + counts[name] - 1) % 20 + 1
-        answer += f" {name} has {counts[name]} things. {total} + {counts[name]} = {after} in total."
-        total = after
+        new_total = (total + counts[name] - 1) % 20 + 1
+        answer += f" {name} has {counts[name]} things. {total} + {counts[name]} = {new_total} in total."
+        total = new_total
     return "How many things do all have in total?", f"{answer} #### {total}", str(total)
 
 

@@ -84,8 +84,8 @@ class Marks:
 
 def extract_strict(text: str) -> str | None:
     """The number after the last ``####``."""
-    found = _FINAL.findall(text)
-    return found[-1] if found else None
+    numbers = _FINAL.findall(text)
+    return numbers[-1] if numbers else None
 
 
 def extract_flexible(text: str) -> str | None:

@@ -42,7 +42,7 @@ def task_entry(name: str) -> TaskEntry:
 
 def load_task(name: str, options: TaskOptions) -> Task | None:
     entry = task_entry(name)
-    wanted, num_fewshot = options.num_problems, options.num_fewshot
+    num_problems, num_fewshot = options.num_problems, options.num_fewshot
     if entry.is_generated:
         require(
             options.source in ("auto", "embedded") and options.dataset_path is None,
@@ -50,8 +50,8 @@ def load_task(name: str, options: TaskOptions) -> Task | None:
         )
     else:
         require(
-            wanted is None or wanted <= entry.num_problems,
-            f"num_problems={wanted}: {entry.title} has {entry.num_problems} problems: ask for fewer",
+            num_problems is None or num_problems <= entry.num_problems,
+            f"num_problems={num_problems}: {entry.title} has {entry.num_problems} problems: ask for fewer",
         )
     require(
         num_fewshot is None or entry.num_fewshot is not None,

@@ -109,11 +109,11 @@ class TaskEntry:
 
     def load(self, options: TaskOptions) -> Task | None:
         """Load the task; None if a published task has no real problems here (``source`` auto without a file, or embedded)."""
-        found: Task | None = load_named("task", self.where)(options)
-        return found
+        task: Task | None = load_named("task", self.where)(options)
+        return task
 
 
 def cut_at(text: str, until: Sequence[str]) -> str:
     """``text`` up to the first of the strings in ``until``."""
-    ends = [place for stop in until if (place := text.find(stop)) >= 0]
+    ends = [position for stop in until if (position := text.find(stop)) >= 0]
     return text[: min(ends)] if ends else text

@@ -124,15 +124,15 @@ def run_program(
             calls, calling = _pipe(ends)
             answers, answering = _pipe(ends)
             player = start(["program", memory_bytes], stdin=calls, stdout=answering)
-            kept = (calling.fileno(), answers.fileno())
-            judge = start(["judge", memory_bytes, *kept], stdin=subprocess.PIPE, stdout=subprocess.PIPE, kept=kept)
+            fds = (calling.fileno(), answers.fileno())
+            judge = start(["judge", memory_bytes, *fds], stdin=subprocess.PIPE, stdout=subprocess.PIPE, kept=fds)
         request = {"program": program, **asdict(check)}
         assert judge.process.stdin is not None
         with suppress(BrokenPipeError), judge.process.stdin as stdin:  # if the judge has ended, the next line shows it
             stdin.write(json.dumps(request).encode())
         if judge.read(time.monotonic() + _GRACE_S, count=1) != inside.READY:
-            said = player.last_words() or judge.last_words() or f"nothing started within {_GRACE_S:g} s"
-            raise RuntimeError(f"no program was run: {said}")
+            message = player.last_words() or judge.last_words() or f"nothing started within {_GRACE_S:g} s"
+            raise RuntimeError(f"no program was run: {message}")
         return _watch(player, judge, timeout_s, memory_bytes)
 
 
@@ -184,14 +184,14 @@ def _start(
 
 def _jail(python: str, *, seccomp_fd: int, status_fd: int) -> list[str]:
     """The command of bwrap with its options: all namespaces, a read-only root with little but Python, and a folder in memory."""
-    shown: list[str] = []
+    mounts: list[str] = []
     for path in (*_readable(), python, _INSIDE):
-        shown += ["--ro-bind", path, path]
+        mounts += ["--ro-bind", path, path]
     return [
         shutil.which("bwrap") or "bwrap",
         *("--unshare-all", "--die-with-parent", "--cap-drop", "ALL"),
         # The folder comes first, because this file or Python may lie below it.
-        *("--size", str(FOLDER_BYTES), "--tmpfs", _HOME, *shown),
+        *("--size", str(FOLDER_BYTES), "--tmpfs", _HOME, *mounts),
         *("--dev-bind", "/dev/null", "/dev/null", "--chdir", _HOME, "--remount-ro", "/"),
         *("--seccomp", str(seccomp_fd), "--json-status-fd", str(status_fd)),
     ]
@@ -200,11 +200,11 @@ def _jail(python: str, *, seccomp_fd: int, status_fd: int) -> list[str]:
 def _readable() -> list[str]:
     """Paths of the Python installation and the system's shared libraries. No path lies inside another."""
     paths = sysconfig.get_paths()
-    own = (paths["stdlib"], paths["platstdlib"], str(sysconfig.get_config_var("DESTSHARED") or ""))
-    installation = [os.path.realpath(path) for path in (*own, os.path.join(sys.base_prefix, "lib")) if path]
+    python_dirs = (paths["stdlib"], paths["platstdlib"], str(sysconfig.get_config_var("DESTSHARED") or ""))
+    installation = [os.path.realpath(path) for path in (*python_dirs, os.path.join(sys.base_prefix, "lib")) if path]
     system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
-    found = sorted({path for path in (*installation, *system) if os.path.exists(path)})
-    return [path for path in found if not any(path.startswith(other + "/") for other in found)]
+    existing = sorted({path for path in (*installation, *system) if os.path.exists(path)})
+    return [path for path in existing if not any(path.startswith(other + "/") for other in existing)]
 
 
 def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
@@ -214,10 +214,10 @@ def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
 
 def _watch(player: "_Confined", judge: "_Confined", timeout_s: float, memory_bytes: int) -> SandboxResult:
     deadline = time.monotonic() + timeout_s
-    late = SandboxResult(passed=False, reason=f"timed out after {timeout_s:g} s")
+    timed_out = SandboxResult(passed=False, reason=f"timed out after {timeout_s:g} s")
     while (verdict := judge.read(min(deadline, time.monotonic() + _POLL_S))) is None:
         if time.monotonic() >= deadline:
-            return late
+            return timed_out
         if player.num_files() > FOLDER_FILES:
             return SandboxResult(passed=False, reason=f"wrote more than {FOLDER_FILES} files")
     if not verdict:
@@ -227,18 +227,18 @@ def _watch(player: "_Confined", judge: "_Confined", timeout_s: float, memory_byt
         try:
             status = player.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            return late
+            return timed_out
         return SandboxResult(passed=False, reason=_ending(status))
     if reason == inside.OUT_OF_MEMORY:
         reason = f"{reason}: more than {memory_bytes >> 20} MiB"
-    printable = "".join(c if c.isprintable() else " " for c in reason)
+    printable = "".join(char if char.isprintable() else " " for char in reason)
     return SandboxResult(passed=kind == inside.PASSED, reason=printable[: inside.MAX_REASON_CHARS])
 
 
 def _ending(status: int) -> str:
     """How a program ended. For a signal, ``status`` is 128 plus its number, as in a shell, or below zero, as in Python."""
     number = -status if status < 0 else status - 128
-    if number in {each.value for each in signal.Signals}:
+    if number in {member.value for member in signal.Signals}:
         return f"killed by {signal.Signals(number).name}"
     return f"ended before its tests did, with exit code {status}"
 

@@ -44,9 +44,9 @@ class StrangeError(BaseException):
 
 
 def send(descriptor: int, kind: bytes, content: bytes = b"") -> None:
-    left = memoryview(kind + len(content).to_bytes(_LENGTH_BYTES, "big") + content)
-    while left:
-        left = left[os.write(descriptor, left) :]
+    remaining = memoryview(kind + len(content).to_bytes(_LENGTH_BYTES, "big") + content)
+    while remaining:
+        remaining = remaining[os.write(descriptor, remaining) :]
 
 
 def receive(descriptor: int) -> tuple[bytes, bytes]:
@@ -89,11 +89,11 @@ def plain(value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     if isinstance(value, dict):
-        return {plain(key): plain(each) for key, each in dict.items(value)}
+        return {plain(key): plain(item) for key, item in dict.items(value)}
     kind: Any
     for kind in (list, tuple, set, frozenset):
         if isinstance(value, kind):
-            return kind(plain(each) for each in kind.__iter__(value))
+            return kind(plain(item) for item in kind.__iter__(value))
     convert: Any
     for kind, convert in ((int, int.__int__), (float, float.__float__), (str, str.__str__)):
         if isinstance(value, kind):
@@ -190,8 +190,8 @@ def _answer(names: dict[str, Any], entry: str) -> None:
                     raise NameError(f"name {entry!r} is not defined")
                 packed = pickle.dumps(plain(names[entry](*args, **kwargs)))
             except BaseException as error:
-                said = (type(error).__name__, _text_of(error)[:MAX_REASON_CHARS])
-                send(_ANSWERS, _RAISED, pickle.dumps(said))
+                message = (type(error).__name__, _text_of(error)[:MAX_REASON_CHARS])
+                send(_ANSWERS, _RAISED, pickle.dumps(message))
             else:
                 send(_ANSWERS, _VALUE, packed)
 
@@ -220,9 +220,9 @@ def judge(request: Mapping[str, str], calls: int, answers: int) -> tuple[str, st
     try:
         program = {name: request[name] for name in ("program", "entry")}
         send(calls, _VALUE, json.dumps(program).encode())
-        kind, said = receive(answers)
+        kind, content = receive(answers)
         if kind == _FAILED:
-            return WRONG, said.decode(errors="replace")
+            return WRONG, content.decode(errors="replace")
         if kind != _RAN:
             return WRONG, STRANGE
         candidate = _Candidate(calls, answers)
