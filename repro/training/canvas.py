@@ -36,9 +36,9 @@ def canvas_config(config: TrainConfig, canvas: int, sizes: dict[str, Any]) -> Ca
     experts = ExpertsConfig(
         **_EXPERTS, num_groups=1, groups_per_token=1, scaling=1.0, shared_hidden=hidden, dense_layers=0
     )
-    own = {"mask_token_id": NO_MASK, "weight_tying": True, "mlp_hidden_size": hidden}
+    overrides = {"mask_token_id": NO_MASK, "weight_tying": True, "mlp_hidden_size": hidden}
     return CanvasConfig(
-        **sizes | own,
+        **sizes | overrides,
         family="diffusion-gemma",
         head_dim=head_dim,
         rotary_dim=head_dim,
@@ -139,26 +139,26 @@ def canvas_batch(config: TrainConfig, batch: objective.Batch, tokenizer: TextTok
     clean = np.pad(batch.ids, ((0, 0), (0, count * block)), constant_values=tokenizer.eos_token_id)[:, :columns]
 
     def canvases(copies: int, *, has_truth: bool) -> Canvases:
-        place = np.tile(np.arange(count * block), copies)
-        where = opens + place
-        truth = np.take_along_axis(clean, where, axis=1)
+        offsets = np.tile(np.arange(count * block), copies)
+        positions = opens + offsets
+        truth = np.take_along_axis(clean, positions, axis=1)
         ids = rng.integers(tokenizer.vocab_size, size=truth.shape)
         if has_truth:
             replaced = objective.masked_places(config, rng, (len(clean), copies * count, block))
             ids = np.where(replaced.reshape(truth.shape), ids, truth)
-        masks = _masks(opens + place // block * block, columns, block)
-        weights = np.where(where > ends, config.fill_weight, 1.0).astype(np.float32)
-        return Canvases(ids=ids, positions=where, masks=masks, targets=truth, weights=weights)
+        masks = _masks(opens + offsets // block * block, columns, block)
+        weights = np.where(positions > ends, config.fill_weight, 1.0).astype(np.float32)
+        return Canvases(ids=ids, positions=positions, masks=masks, targets=truth, weights=weights)
 
     return CanvasBatch(clean=clean, noise=canvases(1, has_truth=False), mixed=canvases(_COPIES, has_truth=True))
 
 
 def _masks(begins: np.ndarray, columns: int, block: int) -> Masks:
     """The masks of canvases. A canvas sees itself and the clean columns before it; with a window, only the last of them."""
-    number, own = np.arange(begins.shape[1]) // block, begins[:, :, None]
+    number, starts = np.arange(begins.shape[1]) // block, begins[:, :, None]
     inside = np.broadcast_to(number[:, None] == number, (*begins.shape, begins.shape[1]))
-    before = np.arange(columns) < own
-    near = before & (np.arange(columns) > own - _WINDOW)
+    before = np.arange(columns) < starts
+    near = before & (np.arange(columns) > starts - _WINDOW)
     return np.concatenate((before, inside), axis=2), np.concatenate((near, inside), axis=2)
 
 
@@ -167,16 +167,16 @@ def canvas_loss(
 ) -> Tensor:
     rng = np.random.default_rng((config.seed, step, 2))
     count, columns = batch.clean.shape
-    kept: dict[int, tuple[Tensor, Tensor]] = {}
+    cache: dict[int, tuple[Tensor, Tensor]] = {}
 
     def forward(ids: np.ndarray, positions: np.ndarray, masks: Masks, canvas: CanvasRows | None) -> Tensor:
         full, windowed = (attention(torch.from_numpy(mask)) for mask in masks)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if canvas is None:
-                kept[layer] = k, v
+                cache[layer] = k, v
             else:
-                k, v = (_joined(each, own, count) for each, own in zip(kept[layer], (k, v), strict=True))
+                k, v = (_joined(cached, current, count) for cached, current in zip(cache[layer], (k, v), strict=True))
             group = q.shape[1] // k.shape[1]
             k, v = (x.repeat_interleave(group, dim=1) if group > 1 else x for x in (k, v))
             return (full if model.config.is_full(layer) else windowed)(layer, q, k, v)
@@ -187,13 +187,13 @@ def canvas_loss(
     def denoise(of: Canvases, soft: Tensor) -> tuple[Tensor, Tensor]:
         rows = CanvasRows(torch.arange(of.ids.size), soft)
         logits = model.logits(forward(of.ids, of.positions, of.masks, rows))
-        targets, weights = (torch.from_numpy(each).reshape(-1) for each in (of.targets, of.weights))
+        targets, weights = (torch.from_numpy(array).reshape(-1) for array in (of.targets, of.weights))
         return logits, objective.masked_loss(logits, targets, weights)
 
-    place = np.arange(columns)
-    before = place <= place[:, None]
-    near = before & (place > place[:, None] - _WINDOW)
-    forward(batch.clean, np.tile(place, count), tuple(np.tile(each, (count, 1, 1)) for each in (before, near)), None)
+    index = np.arange(columns)
+    before = index <= index[:, None]
+    near = before & (index > index[:, None] - _WINDOW)
+    forward(batch.clean, np.tile(index, count), tuple(np.tile(mask, (count, 1, 1)) for mask in (before, near)), None)
     first, noise = denoise(batch.noise, torch.zeros(batch.noise.ids.size, model.config.d_model))
     with torch.no_grad():
         p = (first / rng.uniform(0.4, 0.8)).softmax(dim=-1)

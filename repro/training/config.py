@@ -35,8 +35,8 @@ class Stage:
 
 
 def _stage(given: Mapping[str, Any]) -> Stage:
-    found: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    return Stage(**found)
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return Stage(**values)
 
 
 CURRICULA: Mapping[str, tuple[Stage, ...]] = {

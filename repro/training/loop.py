@@ -117,10 +117,10 @@ def initialise(model: Trained, seed: int) -> None:
 def _layer(block: nn.Module) -> _Layer:
     if isinstance(block, LLaDABlock):
         return _Layer(block, block.q_proj, block.k_proj, block.v_proj, block.attn_out, block.ff_out)
-    own = cast(DecoderLayer | GemmaLayer, block)
-    attention = own.self_attn
+    layer = cast(DecoderLayer | GemmaLayer, block)
+    attention = layer.self_attn
     values = attention.v_proj if getattr(attention, "has_values", True) else None
-    return _Layer(attention, attention.q_proj, attention.k_proj, values, attention.o_proj, own.mlp.down_proj)
+    return _Layer(attention, attention.q_proj, attention.k_proj, values, attention.o_proj, layer.mlp.down_proj)
 
 
 def _look_at_neighbours(layer: _Layer, embedding: Tensor, theta: float) -> None:
@@ -147,8 +147,8 @@ def _find_same_neighbour(first: _Layer, second: _Layer, mask: Tensor, theta: flo
     same index, in the slow rotary pairs. We lower keys of masked positions, because each would find itself first."""
     heads, width, half = second.attention.heads, second.attention.head_dim, second.attention.head_dim // 2
     slow = torch.tensor([theta ** (-2 * pair / width) < _SLOW_RADIANS for pair in range(half)]).repeat(2)
-    brought = first.out.weight / first.out.weight.norm(dim=0)
-    rows = _MATCH_GAIN * brought.T * slow.repeat(heads)[:, None]
+    outputs = first.out.weight / first.out.weight.norm(dim=0)
+    rows = _MATCH_GAIN * outputs.T * slow.repeat(heads)[:, None]
     second.q_proj.weight.copy_(rows)
     second.k_proj.weight.copy_(rows)
     for slowest in range(half - 1, heads * width, width):
@@ -228,8 +228,8 @@ def block_model_config(config: TrainConfig, block: int, tokenizer: TextTokenizer
     """The configuration of SDAR's architecture, in the size of ``model_config``."""
     head_dim = config.d_model // config.n_heads
     rope = Rope(theta=config.rope_theta)
-    own: dict[str, Any] = {"head_dim": head_dim, "rotary_dim": head_dim, "rope": rope, "block_length": block}
-    return BlockConfig(family="sdar", **own, **_sizes(config, tokenizer))
+    options: dict[str, Any] = {"head_dim": head_dim, "rotary_dim": head_dim, "rope": rope, "block_length": block}
+    return BlockConfig(family="sdar", **options, **_sizes(config, tokenizer))
 
 
 def model_config(config: TrainConfig, tokenizer: TextTokenizer) -> LLaDAConfig:
@@ -238,11 +238,11 @@ def model_config(config: TrainConfig, tokenizer: TextTokenizer) -> LLaDAConfig:
 
 
 def _sizes(config: TrainConfig, tokenizer: TextTokenizer) -> dict[str, Any]:
-    own = ("d_model", "n_layers", "n_heads", "mlp_hidden_size", "max_sequence_length", "rms_norm_eps", "weight_tying")
-    of_text = ("vocab_size", "mask_token_id", "eos_token_id")
+    names = ("d_model", "n_layers", "n_heads", "mlp_hidden_size", "max_sequence_length", "rms_norm_eps", "weight_tying")
+    token_names = ("vocab_size", "mask_token_id", "eos_token_id")
     return {
-        **{name: getattr(config, name) for name in own},
-        **{name: getattr(tokenizer, name) for name in of_text},
+        **{name: getattr(config, name) for name in names},
+        **{name: getattr(tokenizer, name) for name in token_names},
         "n_kv_heads": config.n_heads,
     }
 
@@ -259,17 +259,17 @@ def rate_share(config: TrainConfig, step: int) -> float:
 def build_trainer(config: TrainConfig, out_dir: Path) -> Trainer:
     """Save the tokenizer, and make the model and its optimisers. Tokenizer and weights come from the seed or from ``start``."""
     if config.start is None:
-        texts = {"problems_per_task": config.tokenizer_problems, "vocab_size": config.vocab_size}
-        raw = objective.train_tokenizer(config.tasks, seed=config.seed, **texts)
+        vocabulary = {"problems_per_task": config.tokenizer_problems, "vocab_size": config.vocab_size}
+        raw = objective.train_tokenizer(config.tasks, seed=config.seed, **vocabulary)
         objective.save_tokenizer(raw, out_dir, max_length=config.max_sequence_length)
         tokenizer = load_tokenizer(out_dir)
         model = new_model(config, tokenizer)
         initialise(model, config.seed)
     else:
         folder = checkpoint_dir(config.start)
-        tokenizer, found = load_tokenizer(folder), config_of(config.start)
+        tokenizer, stored = load_tokenizer(folder), config_of(config.start)
         require(
-            replace(found, max_sequence_length=config.max_sequence_length) == model_config(config, tokenizer),
+            replace(stored, max_sequence_length=config.max_sequence_length) == model_config(config, tokenizer),
             f"start={config.start!r} is a model of another shape: give one that 'repro train-tiny' made",
         )
         for name in objective.TOKENIZER_FILES:
@@ -277,8 +277,8 @@ def build_trainer(config: TrainConfig, out_dir: Path) -> Trainer:
         model = new_model(config, tokenizer)
         model.load_state_dict(load_model(folder).state_dict())
     matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
-    chosen = {id(p) for p in matrices}
-    rest = [p for p in model.parameters() if id(p) not in chosen]
+    matrix_ids = {id(p) for p in matrices}
+    rest = [p for p in model.parameters() if id(p) not in matrix_ids]
     muon = torch.optim.Muon(matrices, lr=config.matrix_learning_rate, weight_decay=config.weight_decay)
     adamw = torch.optim.AdamW(rest, lr=config.learning_rate, betas=config.betas, weight_decay=0.0, fused=True)
     return Trainer(config=config, tokenizer=tokenizer, model=model, optimizers=(muon, adamw))
@@ -369,12 +369,12 @@ def save_model(model: Trained, config: TrainConfig, directory: Path) -> None:
     """Write ``config.json``, ``generation_config.json`` and float16 weights."""
     halved = {name: tensor.detach().to(torch.float16).contiguous() for name, tensor in model.state_dict().items()}
     replace_bytes(directory / WEIGHTS_FILE, save(halved, metadata={"format": "pt"}))
-    own = model.config
-    if isinstance(own, CanvasConfig):
-        described = canvas_dict(own)
+    settings = model.config
+    if isinstance(settings, CanvasConfig):
+        content = canvas_dict(settings)
     else:
-        described = own.to_dict() if isinstance(own, LLaDAConfig) else sdar_dict(own)
-    _write_json(directory / "config.json", described | {"torch_dtype": "float16"})
+        content = settings.to_dict() if isinstance(settings, LLaDAConfig) else sdar_dict(settings)
+    _write_json(directory / "config.json", content | {"torch_dtype": "float16"})
     generation = {
         "gen_length": config.gen_length,
         "block_length": config.canvas or config.block_diffusion or max(config.block_lengths),
@@ -412,8 +412,8 @@ def load_model(directory: Path) -> Trained:
     raw = json.loads((directory / "config.json").read_text())
     model: Trained
     if raw["model_type"] in BLOCK_TYPES:
-        own = BlockConfig.from_dict(raw)
-        model = GemmaModel(own) if isinstance(own, CanvasConfig) else BlockModel(own)
+        settings = BlockConfig.from_dict(raw)
+        model = GemmaModel(settings) if isinstance(settings, CanvasConfig) else BlockModel(settings)
     else:
         model = LLaDAModelLM(LLaDAConfig.from_dict(raw))
     weights = load_file(directory / WEIGHTS_FILE)

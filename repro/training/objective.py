@@ -126,12 +126,12 @@ def encode_problems(problems: Sequence[Problem], tokenizer: TextTokenizer, gen_l
 def make_batch(config: TrainConfig, tokenizer: TextTokenizer, step: int) -> Batch:
     """The batch of a step: equally many problems of each task, with the same numbers of facts and distractors for close lengths."""
     rng = np.random.default_rng((config.seed, step))
-    current = next(
+    stage_index = next(
         i for i, stage in enumerate(config.curriculum) if step < stage.until * config.steps or stage.until == 1.0
     )
-    if current and rng.random() < config.rehearsal:
-        current = int(rng.integers(current))
-    stage = config.curriculum[current]
+    if stage_index and rng.random() < config.rehearsal:
+        stage_index = int(rng.integers(stage_index))
+    stage = config.curriculum[stage_index]
     num_facts = _draw(rng, stage.num_facts)
     num_distractors = _draw(rng, stage.num_distractors)
     columns = _round_up(22 + 7 * num_facts + 5 * num_distractors + config.gen_length)
@@ -189,19 +189,19 @@ def mask_batch(config: TrainConfig, batch: Batch, mask_token_id: int, step: int)
         # Blocks after the answer hold only fill, so at most one of them is worth training on.
         last = min(g // block - 1, int(batch.answer_lengths[i]) // block)
         start = int(rng.integers(last + 1)) * block
-        inside = (offsets >= start) & (offsets < start + block)
+        in_block = (offsets >= start) & (offsets < start + block)
         if patterns[i] == 2:
             reveal = 0.25 if rng.random() < 0.5 else 0.0
             masked[i] = (offsets >= start + rng.integers(block)) & (rng.random(g) >= reveal)
-        masked[i] = np.where(inside, masked[i], offsets >= start + block)
-        scored[i] = inside
+        masked[i] = np.where(in_block, masked[i], offsets >= start + block)
+        scored[i] = in_block
     empty = ~(masked & scored).any(axis=1)
     for i in np.flatnonzero(empty):
         choice = int(rng.choice(np.flatnonzero(scored[i])))
         masked[i, choice] = True
 
-    where = batch.prompt_lengths[:, None] + offsets
-    flat = np.arange(count)[:, None] * columns + where
+    positions = batch.prompt_lengths[:, None] + offsets
+    flat = np.arange(count)[:, None] * columns + positions
     inputs = batch.ids.copy()
     inputs.reshape(-1)[flat[masked]] = mask_token_id
     weights = np.where(offsets > batch.answer_lengths[:, None], config.fill_weight, 1.0) * (masked & scored)
@@ -242,16 +242,16 @@ def double_batch(config: TrainConfig, batch: Batch, tokenizer: TextTokenizer, st
         :, : int(opens.max()) + blocks * block
     ]
     columns, noisy = clean.shape[1], blocks * block
-    where = opens[:, None] + np.arange(noisy)
-    truth = np.take_along_axis(clean, where, axis=1)
-    is_answer = where >= batch.prompt_lengths[:, None]
+    noisy_positions = opens[:, None] + np.arange(noisy)
+    truth = np.take_along_axis(clean, noisy_positions, axis=1)
+    is_answer = noisy_positions >= batch.prompt_lengths[:, None]
     masked = masked_places(config, rng, (count, blocks, block)).reshape(count, noisy) & is_answer
     is_wrong = _replaced(config, rng, (count, blocks, block)).reshape(count, noisy) & is_answer & ~masked
-    is_fill = where > (batch.prompt_lengths + batch.answer_lengths)[:, None]
+    is_fill = noisy_positions > (batch.prompt_lengths + batch.answer_lengths)[:, None]
     others = rng.choice(truth[is_answer & ~is_fill], size=truth.shape)
     is_wrong &= others != truth
     weights = np.where(masked | is_wrong, 1.0, _VISIBLE_WEIGHT) * np.where(is_fill, config.fill_weight, 1.0) * is_answer
-    positions = np.concatenate((np.broadcast_to(np.arange(columns), clean.shape), where), axis=1)
+    positions = np.concatenate((np.broadcast_to(np.arange(columns), clean.shape), noisy_positions), axis=1)
     rows = np.arange(count)[:, None] * (columns + noisy) + columns + np.arange(noisy)
     inputs = np.where(masked, tokenizer.mask_token_id, np.where(is_wrong, others, truth))
     return DoubledBatch(
@@ -265,21 +265,21 @@ def double_batch(config: TrainConfig, batch: Batch, tokenizer: TextTokenizer, st
 
 
 def _allowed(block_of: NDArray[np.int64], columns: int) -> NDArray[np.bool_]:
-    own, other = block_of[:, :, None], block_of[:, None, :]
+    query, key = block_of[:, :, None], block_of[:, None, :]
     is_noisy = np.arange(block_of.shape[1]) >= columns
     return np.where(
-        is_noisy, is_noisy[:, None] & (own == other), np.where(is_noisy[:, None], other < own, other <= own)
+        is_noisy, is_noisy[:, None] & (query == key), np.where(is_noisy[:, None], key < query, key <= query)
     )
 
 
 def masked_places(config: TrainConfig, rng: np.random.Generator, shape: tuple[int, int, int]) -> NDArray[np.bool_]:
     """The masked positions of ``shape`` (sequences, blocks, positions). A block is masked at a ratio, or except for a left part."""
     count, blocks, block = shape
-    each = (count, blocks, 1)
-    at_random = rng.random(shape) < rng.random(each)
-    reveal = np.where(rng.random(each) < 0.5, 0.25, 0.0)
-    from_left = (np.arange(block) >= rng.integers(block, size=each)) & (rng.random(shape) >= reveal)
-    return np.where(rng.random(each) < config.pattern_shares[2], from_left, at_random)
+    per_block = (count, blocks, 1)
+    at_random = rng.random(shape) < rng.random(per_block)
+    reveal = np.where(rng.random(per_block) < 0.5, 0.25, 0.0)
+    from_left = (np.arange(block) >= rng.integers(block, size=per_block)) & (rng.random(shape) >= reveal)
+    return np.where(rng.random(per_block) < config.pattern_shares[2], from_left, at_random)
 
 
 def _replaced(config: TrainConfig, rng: np.random.Generator, shape: tuple[int, int, int]) -> NDArray[np.bool_]:
