@@ -100,17 +100,17 @@ class Study:
 
     def rows(self, runs: Runs) -> list[Row]:
         """Return a row for each data set and variant; ``runs`` are in the order of ``cells``."""
-        left, base, label = iter(runs), dict[str, Runs](), dict[str, str]()
+        remaining, base, label = iter(runs), dict[str, Runs](), dict[str, str]()
         rows = []
         for (dataset, variant), cells in self.cells.items():
-            own = [next(left) for _ in cells]
-            against = label.get(dataset)
+            variant_runs = [next(remaining) for _ in cells]
+            base_label = label.get(dataset)
             label.setdefault(dataset, variant.label)
-            what = {self.dataset: dataset, "variant": variant.label, "system": variant.system, "ours": variant.is_ours}
-            numbers = self.row(own, base.setdefault(dataset, own))
-            folders = [run.cell.folder_name for run in own]
-            made = {"num_runs": len(own), **provenance_of(own), "run_folders": folders}
-            rows.append({**what, "against": against, **numbers, **made})
+            keys = {self.dataset: dataset, "variant": variant.label, "system": variant.system, "ours": variant.is_ours}
+            numbers = self.row(variant_runs, base.setdefault(dataset, variant_runs))
+            folders = [run.cell.folder_name for run in variant_runs]
+            origin = {"num_runs": len(variant_runs), **provenance_of(variant_runs), "run_folders": folders}
+            rows.append({**keys, "against": base_label, **numbers, **origin})
         return rows
 
 
@@ -141,8 +141,8 @@ def ablate(
     rows = study.rows(sweep.runs)
     title = f"Ablation of {options.component} on {study.title}"
     if json:
-        about = {"component": options.component, "platform": study.platform.name, **study.about}
-        print_json({**about, "lengths": lengths_json(sweep.runs), "rows": rows})
+        facts = {"component": options.component, "platform": study.platform.name, **study.about}
+        print_json({**facts, "lengths": lengths_json(sweep.runs), "rows": rows})
     else:
         _print(study, title, rows, sweep.runs)
     if plot is not None:
@@ -155,8 +155,8 @@ def ablate(
             }
             for row in rows
         ]
-        drawn = save_plot(plot, title, plotted, titles, study.guides)
-        say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
+        files = save_plot(plot, title, plotted, titles, study.guides)
+        say(f"files: {', '.join(map(str, files))}", file=sys.stderr)
     say_what_ran(outcomes, store.root)
 
 
@@ -165,8 +165,8 @@ def _print(study: Study, title: str, rows: Sequence[Row], runs: Runs) -> None:
         study.dataset: [row[study.dataset] for row in rows],
         "variant": [row["variant"] + (" (ours)" if row["ours"] else "") for row in rows],
     }
-    for name, said in study.columns.items():
-        texts = [said(row) for row in rows]
+    for name, text_of in study.columns.items():
+        texts = [text_of(row) for row in rows]
         if set(texts) != {"-"}:
             columns[name] = texts
     columns["verdict"] = ["VALID" if row["valid"] else "INVALID" for row in rows]
@@ -245,23 +245,23 @@ class PairedShare(NamedTuple):
         share = mean_interval([run.summary[self.metric] for run in used if run.summary[self.metric] is not None])
         added = mean_interval(
             [
-                100 * (one.summary[self.metric] - other.summary[self.metric])
-                for one, other in zip(runs, base, strict=True)
-                if self.uses_invalid or (one.validity.valid and other.validity.valid)
+                100 * (run.summary[self.metric] - other.summary[self.metric])
+                for run, other in zip(runs, base, strict=True)
+                if self.uses_invalid or (run.validity.valid and other.validity.valid)
             ]
         )
-        found: Row = {
+        row: Row = {
             self.metric: share.mean,
             "half_width": share.half_width,
             "added_points": added.mean,
             "added_half_width": added.half_width,
             "difference": difference(added.low, added.high, 0, self.words),
         }
-        for each in self.numbers:
-            values = [run.summary[each.metric] for run in used if run.summary[each.metric] is not None]
-            known = [value if each.part is None else value[each.part] for value in values]
-            found[each.name] = mean_interval([value for value in known if value is not None]).mean
-        return found | {name: runs[0].facts[name] for name in self.facts}
+        for column in self.numbers:
+            values = [run.summary[column.metric] for run in used if run.summary[column.metric] is not None]
+            samples = [value if column.part is None else value[column.part] for value in values]
+            row[column.name] = mean_interval([value for value in samples if value is not None]).mean
+        return row | {name: runs[0].facts[name] for name in self.facts}
 
     def columns(self) -> Columns:
         def text(each: Number) -> Callable[[Row], str]:
@@ -271,27 +271,27 @@ class PairedShare(NamedTuple):
             self.title: lambda row: number(row[self.metric], scale=100, half_width=row["half_width"]),
             "added, points": lambda row: number(row["added_points"], half_width=row["added_half_width"]),
             "difference": _difference_text,
-            **{each.title: text(each) for each in self.numbers},
+            **{column.title: text(column) for column in self.numbers},
         }
 
 
 def _share(system: str) -> PairedShare:
-    given = read_yaml(Path(__file__).with_suffix(".yaml"))[system]
-    return PairedShare(**given | {"numbers": [Number(**row) for row in given["numbers"]]})
+    settings = read_yaml(Path(__file__).with_suffix(".yaml"))[system]
+    return PairedShare(**settings | {"numbers": [Number(**row) for row in settings["numbers"]]})
 
 
 AMPD, LAPS = map(_share, ("ampd", "laps"))
 
 
 def _ampd_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
-    where = platform_of(options.platform or "h20x32")
-    return _paired_study(AMPD, options, knobs, where, where.cluster_title, ("dureader", "gaia"), "all at once")
+    platform = platform_of(options.platform or "h20x32")
+    return _paired_study(AMPD, options, knobs, platform, platform.cluster_title, ("dureader", "gaia"), "all at once")
 
 
 def _laps_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
-    where = platform_of(options.platform or "h200")
-    part = where.part(PrefillPart)
-    return _paired_study(LAPS, options, knobs, where, part.title, (part.dataset,), f"{part.clients} clients")
+    platform = platform_of(options.platform or "h200")
+    part = platform.part(PrefillPart)
+    return _paired_study(LAPS, options, knobs, platform, part.title, (part.dataset,), f"{part.clients} clients")
 
 
 def _paired_study(
@@ -308,12 +308,12 @@ def _paired_study(
 
     options.refuse("reading", "limit")
     # One seed says too little.
-    seeds, chosen = range(options.num_runs or 10), options.dataset or datasets
+    seeds, names = range(options.num_runs or 10), options.dataset or datasets
     rate = options.rate(share.rate)
     return Study(
         platform=where,
         title=title,
-        cells=paired_cells(options.component, where, chosen, rate, seeds, knobs, options.own_variants()),
+        cells=paired_cells(options.component, where, names, rate, seeds, knobs, options.own_variants()),
         dataset=share.dataset,
         said=at_once if rate is None else f"{rate:g} {share.unit}{'' if rate == 1 else 's'}/s",
         about={"rate": rate},
@@ -351,12 +351,12 @@ def _dllm_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
     from repro.reports.ablation import BASE, variants_of
 
     options.refuse("model")
-    where = platform_of(options.platform or "cpu-tiny")
-    part, component = where.part(DllmPart), options.component
+    platform = platform_of(options.platform or "cpu-tiny")
+    part, component = platform.part(DllmPart), options.component
     view = View(
-        platform=where,
-        reading=default_reading(where) if options.reading is None else options.reading,  # type: ignore[arg-type]
-        num_runs=options.num_runs or (MEASURED_RUNS if where.executor != "roofline" else 1),
+        platform=platform,
+        reading=default_reading(platform) if options.reading is None else options.reading,  # type: ignore[arg-type]
+        num_runs=options.num_runs or (MEASURED_RUNS if platform.executor != "roofline" else 1),
         knobs=tuple(knobs.items()),
     )
     _check_varied(component, variants_of(component, view), knobs)
@@ -365,11 +365,11 @@ def _dllm_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
     if not has_baseline:
         options.refuse("reading", why=", which compares with no baseline")
     rate = options.rate(max(part.rates))
-    datasets = dict.fromkeys([*(options.dataset or part.num_requests), *_tasks(options, where)])
+    datasets = dict.fromkeys([*(options.dataset or part.num_requests), *_tasks(options, platform)])
     problems = NUM_PROBLEMS if options.limit is None else options.limit
     return Study(
-        platform=where,
-        title=where.title,
+        platform=platform,
+        title=platform.title,
         cells={
             (name, variant): _cells(variant, view, name, rate, component, problems)
             for name in datasets
@@ -405,13 +405,13 @@ def _check_varied(component: str, variants: "Sequence[Variant]", knobs: Mapping[
 
     varied = {name for variant in variants for name, _ in variant.knobs}
     for name, value in knobs.items():
-        sets = [name] if name != "preset" else [each for each in PRESETS.get(str(value), {}) if each in varied]
-        for each in sets:
-            said = f"{name}={value!r}" + ("" if each == name else f" sets {each}, which")
+        names = [name] if name != "preset" else [knob for knob in PRESETS.get(str(value), {}) if knob in varied]
+        for knob in names:
+            subject = f"{name}={value!r}" + ("" if knob == name else f" sets {knob}, which")
             require(
-                each not in varied,
-                f"{said} is what component={component!r} varies: leave it out"
-                + ("" if each == name else ", or give its other knobs one by one"),
+                knob not in varied,
+                f"{subject} is what component={component!r} varies: leave it out"
+                + ("" if knob == name else ", or give its other knobs one by one"),
             )
 
 
@@ -439,8 +439,8 @@ def _dllm_row(runs: Runs, base: Runs) -> Row:
     from repro.runs.store import by_seed, over_repeats
 
     throughput = over_repeats(runs, "throughput_tok_s")
-    speeds, first = (by_seed(each, lambda run: run.summary["throughput_tok_s"]) for each in (runs, base))
-    per_processor_s, first_s = (by_seed(each, lambda run: run.tokens_per_processor_s) for each in (runs, base))
+    speeds, first = (by_seed(group, lambda run: run.summary["throughput_tok_s"]) for group in (runs, base))
+    per_processor_s, first_s = (by_seed(group, lambda run: run.tokens_per_processor_s) for group in (runs, base))
     return {
         "throughput_tok_s": throughput.mean,
         "throughput_half_width": throughput.half_width,
@@ -461,12 +461,12 @@ def _against(ours: Mapping[int, float], first: Mapping[int, float], name: str, w
     """The ratio to the first variant, as the mean over pairs of equal seed, with its interval."""
     from repro.runs.statistics import paired_ratio
 
-    found = paired_ratio(ours, first)
+    speedup = paired_ratio(ours, first)
     return {
-        name: found.mean,
-        f"{name}_low": found.low,
-        f"{name}_high": found.high,
-        which: difference(found.low, found.high, 1, WORDS),
+        name: speedup.mean,
+        f"{name}_low": speedup.low,
+        f"{name}_high": speedup.high,
+        which: difference(speedup.low, speedup.high, 1, WORDS),
     }
 
 
@@ -487,10 +487,10 @@ def _dllm_notes(rows: Sequence[Row]) -> Iterator[str]:
     yield from _paired_notes(rows, "relative", 1)
     if any(row["tokens_per_processor_s"] is not None for row in rows):
         yield "tok/CPU s: tokens for each second of a processor, which other work on the machine changes less than tokens a second"
-    apart = [
+    differing = [
         f"{row['variant']} on {row['dataset']} ({row['difference_processor']})"
         for row in rows
         if row["against"] is not None and row["difference_processor"] not in (None, row["difference"])
     ]
-    if apart:
-        yield f"by processor seconds it is otherwise: {', '.join(apart)}"
+    if differing:
+        yield f"by processor seconds it is otherwise: {', '.join(differing)}"

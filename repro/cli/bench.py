@@ -144,15 +144,15 @@ class Audited:
 
     def without_each(self, cells: Sequence[Cell], options: Mapping[str, Any]) -> Mapping[tuple[Cell, str], Cell | str]:
         """Return, for each cell of the first seed and each option, the cell without that option, or why there is none."""
-        found: dict[tuple[Cell, str], Cell | str] = {}
+        others: dict[tuple[Cell, str], Cell | str] = {}
         for cell in cells if self.audit else ():
             require(
                 cell.executor == "roofline",
                 f"audit compares numbers exactly, and executor={cell.executor!r} measures: use --executor roofline",
             )
             for name in options if cell.seed == cells[0].seed else ():
-                found[cell, name] = _without(cell, name)
-        return found
+                others[cell, name] = _without(cell, name)
+        return others
 
 
 def _without(cell: Cell, name: str) -> Cell | str:
@@ -161,12 +161,12 @@ def _without(cell: Cell, name: str) -> Cell | str:
     value = cell.knob_values.get(name)
     if value is None:
         return "not read by this system"
-    usual = [knobs_of(kind)[name].default for kind in settings_of(cell.system) if name in knobs_of(kind)]
-    if value in (*usual, *(getattr(part, name, None) for part in platform_of(cell.platform).parts)):
+    defaults = [knobs_of(kind)[name].default for kind in settings_of(cell.system) if name in knobs_of(kind)]
+    if value in (*defaults, *(getattr(part, name, None) for part in platform_of(cell.platform).parts)):
         return "equal to the default"
     implied = getattr(SYSTEMS.get(cell.system), "implied", dict)({name: value})
-    for each in (name, *implied):
-        cell = cell.without(each)
+    for knob in (name, *implied):
+        cell = cell.without(knob)
     try:
         return prepare(cell).cell
     except UserError as error:
@@ -181,11 +181,11 @@ def _audit_rows(runs: "Sequence[StoredRun]", less: Mapping[tuple[Cell, str], Cel
     reasons: dict[tuple[str, str], list[str]] = {}
     for (cell, name), other in less.items():
         if isinstance(other, Cell):
-            with_it, without = (summaries.get(each.key) for each in (prepare(cell).cell, other))
-            other = "same numbers without it" if with_it is not None and with_it == without else NEEDED
+            with_option, without_option = (summaries.get(run_cell.key) for run_cell in (prepare(cell).cell, other))
+            other = "same numbers without it" if with_option is not None and with_option == without_option else NEEDED
         reasons.setdefault((name, cell.system), []).append(other)
-    found = {key: told[0] for key, told in reasons.items() if not any(each.startswith(NEEDED) for each in told)}
-    return [{"option": name, "system": system, "why": why} for (name, system), why in found.items()]
+    idle = {key: texts[0] for key, texts in reasons.items() if not any(reason.startswith(NEEDED) for reason in texts)}
+    return [{"option": name, "system": system, "why": reason} for (name, system), reason in idle.items()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,29 +218,29 @@ def bench(
         cells = replace(cells, platform=["endpoint"])
     if endpoint.url is not None and not cells.system:
         cells = replace(cells, system=["openai-http"])
-    where = [platform_of(name) for name in cells.where]
+    platforms = [platform_of(name) for name in cells.where]
     options = {**given, **opt.given(**asdict(endpoint)), **opt.of_data_file(dataset_path, given)}
-    options |= profiled.knobs(given.get("device"), where[0], next(iter(cells.executor or ()), None))
+    options |= profiled.knobs(given.get("device"), platforms[0], next(iter(cells.executor or ()), None))
     options |= opt.parse_knobs(knob or (), options, several=True)
     grid = cells.grid(options)
     if output.plot is not None:
         check_plot(output.plot, *grid.files)
 
-    asked = grid.cells()
-    less = audited.without_each(asked, options)
+    requested = grid.cells()
+    reduced = audited.without_each(requested, options)
 
     def show(every: "Sequence[StoredRun]") -> list[Path]:
-        others = {each.key for each in less.values() if isinstance(each, Cell)}
-        runs = [run for run in every if run.cell.key not in others] if less else every
-        _print_or_json(runs, grid.varied, _audit_rows(every, less) if audited.audit else None, json=output.json)
+        audit_keys = {cell.key for cell in reduced.values() if isinstance(cell, Cell)}
+        runs = [run for run in every if run.cell.key not in audit_keys] if reduced else every
+        _print_or_json(runs, grid.varied, _audit_rows(every, reduced) if audited.audit else None, json=output.json)
         for run in runs if profiled.profile and not output.json else ():
             _print_profile(run)
         if output.plot is None:
             return []
-        title = f"repro bench on {', '.join(each.title for each in where)}"
+        title = f"repro bench on {', '.join(platform.title for platform in platforms)}"
         return _save_plot(output.plot, title, runs, grid.varied)
 
-    cells_to_run = [*asked, *(each for each in less.values() if isinstance(each, Cell))]
+    cells_to_run = [*requested, *(cell for cell in reduced.values() if isinstance(cell, Cell))]
     varied = () if audited.audit else grid.varied
     make_and_show(cells_to_run, stored.store, show, opened, stored, placement, output, varied)
 
@@ -263,25 +263,25 @@ def sweep(
 
     opened = placement.opened()
     check_regular("grid", grid)
-    found = grid_of_file(grid).repeated(repeated.repeats)
+    expanded = grid_of_file(grid).repeated(repeated.repeats)
     require(
-        len(found.seed) > 1 or not repeated.interleave,
+        len(expanded.seed) > 1 or not repeated.interleave,
         "interleave has no effect with one run of each setting: add --repeats, or leave it out",
     )
     if output.plot is not None:
-        check_plot(output.plot, grid, *found.files)
-    if MANY_CELLS <= found.num_cells <= repeated.max_cells:
-        say(f"{found.num_cells:,} cells", file=sys.stderr)
-    cells = found.cells(repeated.max_cells)
+        check_plot(output.plot, grid, *expanded.files)
+    if MANY_CELLS <= expanded.num_cells <= repeated.max_cells:
+        say(f"{expanded.num_cells:,} cells", file=sys.stderr)
+    cells = expanded.cells(repeated.max_cells)
 
     def show(runs: "Sequence[StoredRun]") -> list[Path]:
-        _print_or_json(runs, found.varied, json=output.json)
+        _print_or_json(runs, expanded.varied, json=output.json)
         if output.plot is None:
             return []
-        return _save_plot(output.plot, f"repro sweep {grid.name}", runs, found.varied)
+        return _save_plot(output.plot, f"repro sweep {grid.name}", runs, expanded.varied)
 
     ordered = in_turns(cells) if repeated.interleave else cells
-    make_and_show(ordered, stored.store, show, opened, stored, placement, output, found.varied)
+    make_and_show(ordered, stored.store, show, opened, stored, placement, output, expanded.varied)
 
 
 # -- runs of a grid ---------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ def make_and_show(
             sweep = sweep_of(cells, store, force=stored.force, pool=pool)
         if output.dry_run:
             pool.check(sweep.experiments)
-            reasons = [(each.cell.folder_name, sweep.why(each.cell)) for each in sweep.experiments]
+            reasons = [(experiment.cell.folder_name, sweep.why(experiment.cell)) for experiment in sweep.experiments]
             if output.json:
                 print_json({"runs": [{"run": name, "why": reason} for name, reason in reasons]})
             else:
@@ -316,8 +316,8 @@ def make_and_show(
             say(line, file=sys.stderr)
         say_what_runs(sweep)
         outcomes = run_sweep(sweep, continue_on_error=output.continue_on_error, jobs=placement.jobs)
-    if drawn := show(sweep.runs):
-        say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
+    if files := show(sweep.runs):
+        say(f"files: {', '.join(map(str, files))}", file=sys.stderr)
     say_what_ran(outcomes, store.root)
     if any(map(is_failure, outcomes)):
         raise typer.Exit(1)
@@ -333,8 +333,8 @@ def _readable_data(cells: Sequence[Cell]) -> Iterator[None]:
         if (path := cell.knob_values.get("workload")) is not None:
             check_regular("workload", Path(str(path)))
     with ExitStack() as stack:
-        for path, of in datasets.items():
-            stack.enter_context(readable("dataset_path", Path(path), of))
+        for path, names in datasets.items():
+            stack.enter_context(readable("dataset_path", Path(path), names))
         yield
 
 
@@ -347,7 +347,7 @@ def _print_or_json(
         return
     print_runs(by_setting(runs), varied)
     if idle:
-        print_table("Options that changed no number", tuple(idle[0]), [tuple(each.values()) for each in idle])
+        print_table("Options that changed no number", tuple(idle[0]), [tuple(row.values()) for row in idle])
     elif idle is not None:
         say("every option changed some number")
 
@@ -364,12 +364,12 @@ def _save_plot(path: Path, title: str, runs: "Sequence[StoredRun]", varied: Sequ
     for row in by_setting(runs):
         cell = row[0].cell
         knobs = [f"{name}={cell.knob_values.get(name, 'default')}" for name in varied]
-        found = {name: over_repeats(row, *metric) for name, metric in metrics.items()}
+        means = {name: over_repeats(row, *metric) for name, metric in metrics.items()}
         rows.append(
             {
                 "label": ", ".join([row[0].title, cell.dataset, cell.platform, _rate_text(row[0]), *knobs]),
-                **{name: each.mean for name, each in found.items()},
-                **{f"{name}_half": each.half_width for name, each in found.items()},
+                **{name: mean.mean for name, mean in means.items()},
+                **{f"{name}_half": mean.half_width for name, mean in means.items()},
                 "runs": len(row),
                 "obtained": "; ".join(sorted({run.obtained for run in row})),
                 "valid": all(run.validity.valid for run in row),

@@ -65,12 +65,12 @@ class CalibrateOptions:
         from repro.paths import CALIBRATION, IS_INSTALLED
 
         mode = self.mode
-        said, effective = MODES[mode]
+        mode_text, effective = MODES[mode]
         for name in ("measured", "out", "dry_run", "keep", "write"):
             value = getattr(self, name)
-            given = name if value is True else f"{name}={str(value)!r}"
+            option = name if value is True else f"{name}={str(value)!r}"
             fix = "leave it out, or give --platform FILE.yaml" if name in ("measured", "out") else "leave it out"
-            require(not value or name in effective, f"{given} has no effect with {said}: {fix}")
+            require(not value or name in effective, f"{option} has no effect with {mode_text}: {fix}")
         if mode == "file":
             require(
                 self.measured is not None,
@@ -120,29 +120,29 @@ def calibrate(*, options: CalibrateOptions, json: opt.Json = False) -> None:
     protocol = protocol_of(card)
     if options.dry_run:
         calibration = _fit(protocol)
-        found = report(calibration, [])
+        result = report(calibration, [])
     else:
         writable_folder("calibration", CALIBRATION)
         calibration = Calibration.load(CALIBRATION / f"{card}.json") if options.keep else _fit(protocol)
         save_calibration(calibration, CALIBRATION / f"{card}.json")
         load_calibration.cache_clear()
-        found = report(calibration, _judged(card, options.result_dir or LOCAL))
-        write_report(found)
+        result = report(calibration, _judged(card, options.result_dir or LOCAL))
+        write_report(result)
     if json:
-        print_json(found)
+        print_json(result)
         return
     say(f"{card}: matmul = attention share of peak {calibration.matmul_efficiency:.4f}; {calibration.note}")
     say(f"fitted on {'; '.join(calibration.fitted_on)}")
     if not options.dry_run:
-        _print_comparisons(found)
+        _print_comparisons(result)
 
 
 def _extract(card: str, *, write: bool, json: bool) -> None:
     """Take a card's kernel times from the package, and print what our rules changed: for block-diffusion models, and for all others."""
     from engines.cost.extract import extracts
 
-    found = extracts(card, DEGREES)
-    contents = {folder: encoded(each.about, each.curves) for folder, each in found.items()}
+    tables = extracts(card, DEGREES)
+    contents = {folder: encoded(table.about, table.curves) for folder, table in tables.items()}
     is_same = all(
         card in cards(folder) and digest_of(content) == load_tables(card, folder).digest
         for folder, content in contents.items()
@@ -151,7 +151,7 @@ def _extract(card: str, *, write: bool, json: bool) -> None:
         for folder, content in contents.items():
             writable_folder("silicon", folder)
             write_tables(folder / f"{card}.csv.gz", content)
-    main, num_curves = found[FOLDER], sum(len(group) for each in found.values() for group in each.curves.values())
+    main, num_curves = tables[FOLDER], sum(len(group) for table in tables.values() for group in table.curves.values())
     if json:
         print_json({**main.about, "curves": num_curves, "is_same": is_same})
         return
@@ -170,15 +170,15 @@ def _print_comparisons(found: Mapping[str, Any]) -> None:
         ("claim", "what", "stated", "ours", "error", "role", "verdict"),
         [
             (
-                each["claim"],
-                each["what"],
-                _text(each["expected"]),
-                _text(each["ours"]),
-                "-" if each["error_percent"] is None else f"{each['error_percent']:+.1f} %",
-                each["role"],
-                each["verdict"],
+                row["claim"],
+                row["what"],
+                _text(row["expected"]),
+                _text(row["ours"]),
+                "-" if row["error_percent"] is None else f"{row['error_percent']:+.1f} %",
+                row["role"],
+                row["verdict"],
             )
-            for each in found["comparisons"]
+            for row in found["comparisons"]
         ],
     )
     say(f"median absolute error of predictions: {medians_sentence(found['medians'])}")
@@ -189,22 +189,22 @@ def _adopt(card: str, folder: Path, *, write: bool, json: bool) -> None:
     from repro.gpu_suite.calibration import read_fit
     from repro.paths import CALIBRATION
 
-    found = read_fit(folder, card)
-    calibration = Calibration.from_dict(found["calibration"])
+    fit = read_fit(folder, card)
+    calibration = Calibration.from_dict(fit["calibration"])
     if write:
         writable_folder("calibration", CALIBRATION)
         save_calibration(calibration, CALIBRATION / f"{card}.json")
         load_calibration.cache_clear()
-        write_report(found)
+        write_report(fit)
     if json:
-        print_json(found)
+        print_json(fit)
         return
     say(
         f"{card}: matmul = attention share of peak {calibration.matmul_efficiency:.4f}, "
         f"{1e3 * calibration.step_overhead_s:.2f} ms a step; {calibration.note}"
     )
-    say(f"fitted on {'; '.join(calibration.fitted_on)}; {found['machine']}, commit {found['commit']}")
-    say(f"median absolute error of predictions: {medians_sentence(found['medians'])}")
+    say(f"fitted on {'; '.join(calibration.fitted_on)}; {fit['machine']}, commit {fit['commit']}")
+    say(f"median absolute error of predictions: {medians_sentence(fit['medians'])}")
 
 
 def _fit(protocol: "CardProtocol") -> Any:
@@ -220,11 +220,11 @@ def _judged(platform: str, result_dir: Path) -> list[Judged]:
     from repro.reports.fitting import FITTED
     from repro.runs.store import Store
 
-    chosen = sources(DLLM_SERVE.entries, (platform,), charged=FITTED)
-    sweep = sweep_over(chosen, Store(result_dir))
+    selected = sources(DLLM_SERVE.entries, (platform,), charged=FITTED)
+    sweep = sweep_over(selected, Store(result_dir))
     run_sweep(sweep)
-    simulated = [finding for finding in findings_of(chosen, sweep) if finding.obtained == "simulated"]
-    return [each for each in judge_all(load_claims(DLLM_SERVE.name), simulated) if each.finding is not None]
+    simulated = [finding for finding in findings_of(selected, sweep) if finding.obtained == "simulated"]
+    return [result for result in judge_all(load_claims(DLLM_SERVE.name), simulated) if result.finding is not None]
 
 
 def _text(value: float | tuple[float, ...] | None) -> str:
@@ -251,9 +251,9 @@ def _calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: b
         files = [folder / f"{where.stem}.calibration.json", folder / f"{where.stem}.residuals.csv"]
     for file in files:
         writable_file("out", file, measured, where)
-    found = fit_steps(steps, card, measured.name)
-    fitted = found.calibration
-    rows = _card_rows(steps, card, fitted, found.left_out)
+    fit = fit_steps(steps, card, measured.name)
+    fitted = fit.calibration
+    rows = _card_rows(steps, card, fitted, fit.left_out)
     if files:
         save_calibration(fitted, files[0])
         replace_text(files[1], csv_of(rows))
@@ -264,7 +264,7 @@ def _calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: b
                 "card": card.name,
                 "obtained": "fitted",
                 "calibration": asdict(fitted),
-                "untold": list(found.untold),
+                "untold": list(fit.untold),
                 "residuals": errors["error_percent"],
                 "leave_one_out": errors["left_out_error_percent"],
                 "rows": rows,
@@ -276,13 +276,13 @@ def _calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: b
         f"{card.name}: constants fitted to {len(steps)} steps of {measured.name}",
         ("what", "value"),
         [
-            ("matmul = attention share of peak", _share(fitted.matmul_efficiency, "arithmetic", found)),
-            ("share of bandwidth", _share(fitted.bandwidth_efficiency, "memory", found)),
+            ("matmul = attention share of peak", _share(fitted.matmul_efficiency, "arithmetic", fit)),
+            ("share of bandwidth", _share(fitted.bandwidth_efficiency, "memory", fit)),
             ("overhead of a step", f"{1e3 * fitted.step_overhead_s:.4g} ms"),
             *(
-                (f"of {what} besides", f"{1e3 * getattr(fitted, n):.4g} ms")
-                for n, what in KINDS.items()
-                if n in found.free.kinds
+                (f"of {text} besides", f"{1e3 * getattr(fitted, n):.4g} ms")
+                for n, text in KINDS.items()
+                if n in fit.free.kinds
             ),
             ("residuals, absolute", _said(errors["error_percent"])),
             ("leave-one-out error, absolute", _said(errors["left_out_error_percent"])),
@@ -308,14 +308,14 @@ def _card_rows(
 
     rows = []
     for step, other in zip(steps, others, strict=True):
-        own = step.predicted_s(card, fitted)
+        predicted_s = step.predicted_s(card, fitted)
         rows.append(
             {
                 "name": step.name,
                 "model": step.shape.name,
                 "measured_s": step.seconds,
-                "fitted_s": own,
-                "error_percent": error(own, step.seconds),
+                "fitted_s": predicted_s,
+                "error_percent": error(predicted_s, step.seconds),
                 "left_out_s": other,
                 "left_out_error_percent": error(other, step.seconds),
             }
@@ -324,16 +324,16 @@ def _card_rows(
 
 
 def _errors(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, float | int | None]:
-    found = [abs(row[name]) for row in rows if row[name] is not None]
+    errors = [abs(row[name]) for row in rows if row[name] is not None]
     return {
-        "median_percent": median(found) if found else None,
-        "worst_percent": max(found, default=None),
-        "not_told": len(rows) - len(found),
+        "median_percent": median(errors) if errors else None,
+        "worst_percent": max(errors, default=None),
+        "not_told": len(rows) - len(errors),
     }
 
 
 def _said(errors: Mapping[str, float | int | None]) -> str:
     if errors["median_percent"] is None:
         return "not told: each step is needed"
-    said = f"median {errors['median_percent']:.2f} %, worst {errors['worst_percent']:.2f} %"
-    return said if not errors["not_told"] else f"{said}, {errors['not_told']} steps the others do not tell"
+    text = f"median {errors['median_percent']:.2f} %, worst {errors['worst_percent']:.2f} %"
+    return text if not errors["not_told"] else f"{text}, {errors['not_told']} steps the others do not tell"

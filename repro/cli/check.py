@@ -74,49 +74,49 @@ def check_results(
             say(f"file: {path}")
         return
     if draw:
-        for path in [path for each in tables_in(root) for path in redraw(read_table(each))]:
+        for path in [path for table in tables_in(root) for path in redraw(read_table(table))]:
             say(f"file: {path}")
         return
-    what = f"{counted(num_tables, 'figure')} and the claims" if again is None else counted(again, "run")
-    say(f"comparing {what}", file=sys.stderr)
+    subject = f"{counted(num_tables, 'figure')} and the claims" if again is None else counted(again, "run")
+    say(f"comparing {subject}", file=sys.stderr)
     with counting("compared:") as advance:
-        found = check_figures(root, advance) if again is None else make_again(root, again, seed or 0, advance)
+        checked = check_figures(root, advance) if again is None else make_again(root, again, seed or 0, advance)
         if again is None and root == RESULTS:
-            found += check_reports()
-            found += [
-                Checked(figure="documents", path=each.document, status="differs", reason=each.reason, command=COMMAND)
-                for each in stale_tables(REPO, root)
+            checked += check_reports()
+            checked += [
+                Checked(figure="documents", path=table.document, status="differs", reason=table.reason, command=COMMAND)
+                for table in stale_tables(REPO, root)
             ]
-    _say_found(found, root, json=json)
-    if any(each.is_fault for each in found):
+    _say_found(checked, root, json=json)
+    if any(check.is_fault for check in checked):
         raise typer.Exit(1)
 
 
 def _say_found(found: "Sequence[Checked]", root: Path, *, json: bool) -> None:
     rows: list[dict[str, Any]] = [
         {
-            "figure": each.figure,
-            "file": _name(each.path, root),
-            "status": each.status,
-            "fault": each.is_fault,
-            "reason": each.reason,
-            "command": each.command,
+            "figure": check.figure,
+            "file": _name(check.path, root),
+            "status": check.status,
+            "fault": check.is_fault,
+            "reason": check.reason,
+            "command": check.command,
         }
-        for each in found
+        for check in found
     ]
     if json:
         print_json({"results": rows})
         return
-    shown = [tuple(row[name] for name in ("figure", "file", "status", "reason")) for row in rows]
-    print_table("Committed results", ("figure", "file", "status", "why"), shown)
-    same, faults = (sum(each.status == status for each in found) for status in ("same", "differs"))
-    say(f"{same} the same, {faults} different; {process_time():.0f} s of processor time")
-    for command in dict.fromkeys(each.command for each in found if each.is_fault and each.command != "-"):
+    cells = [tuple(row[name] for name in ("figure", "file", "status", "reason")) for row in rows]
+    print_table("Committed results", ("figure", "file", "status", "why"), cells)
+    num_same, num_faults = (sum(check.status == status for check in found) for status in ("same", "differs"))
+    say(f"{num_same} the same, {num_faults} different; {process_time():.0f} s of processor time")
+    for command in dict.fromkeys(check.command for check in found if check.is_fault and check.command != "-"):
         say(command, "  ")
 
 
 def _name(path: Path, root: Path) -> str:
-    parent = next((each for each in (root, root.parent) if path.is_relative_to(each)), None)
+    parent = next((folder for folder in (root, root.parent) if path.is_relative_to(folder)), None)
     return str(path if parent is None else path.relative_to(parent))
 
 
@@ -138,16 +138,16 @@ def verify_baselines(
     folder = GOLDEN_DIR if golden is None else golden
     cases = read_cases(folder)
     results: list[CaseResult | BlockResult | CanvasResult] = []
-    where = str(folder)
+    source = str(folder)
     with one_thread(), counting("replaying", len(cases)) as advance:
         results += verify(cases, advance, device=device)
         if golden is None:
             from repro.checks.blocks import block_cases, verify_blocks
             from repro.checks.canvases import canvas_cases, verify_canvases
 
-            where_blocks, blocks = block_cases()
-            where_canvases, canvases = canvas_cases()
-            where = ", and ".join(each for each in (where, where_blocks, where_canvases) if each)
+            blocks_source, blocks = block_cases()
+            canvas_source, canvases = canvas_cases()
+            source = ", and ".join(part for part in (source, blocks_source, canvas_source) if part)
             results += [*verify_blocks(blocks, device=device), *verify_canvases(canvases, device=device)]
     rows = [
         _method_row(method, [result for result in results if result.case.method == method])
@@ -156,28 +156,28 @@ def verify_baselines(
     if json:
         print_json({"methods": rows})
     else:
-        shown = []
+        cells = []
         for row in rows:
-            num = row["tie_sensitive_cases"]
-            ties = f"{row['tie_sensitive_passed']} of {num}" if num else "-"
-            shown.append((row["method"], row["verdict"], f"{row['passed']} of {row['cases']}", ties))
-        print_table(f"Golden cases of {where}", ("method", "verdict", "passed", "tie-sensitive passed"), shown)
+            num_cases = row["tie_sensitive_cases"]
+            ties = f"{row['tie_sensitive_passed']} of {num_cases}" if num_cases else "-"
+            cells.append((row["method"], row["verdict"], f"{row['passed']} of {row['cases']}", ties))
+        print_table(f"Golden cases of {source}", ("method", "verdict", "passed", "tie-sensitive passed"), cells)
         _print_notes(results)
     if any(row["failed"] for row in rows):
         raise typer.Exit(1)
 
 
 def _method_row(method: str, results: "Sequence[CaseResult | BlockResult | CanvasResult]") -> dict[str, Any]:
-    firm = [result for result in results if result.case.required and not result.case.tie_sensitive]
-    ties = [result for result in results if result.case.tie_sensitive]
+    strict = [result for result in results if result.case.required and not result.case.tie_sensitive]
+    tie_sensitive = [result for result in results if result.case.tie_sensitive]
     failed = {result.case.id: result.difference for result in results if result.case.required and not result.passed}
     return {
         "method": method,
         "verdict": "FAIL" if failed else "pass",
-        "passed": sum(result.passed for result in firm),
-        "cases": len(firm),
-        "tie_sensitive_passed": sum(result.passed for result in ties),
-        "tie_sensitive_cases": len(ties),
+        "passed": sum(result.passed for result in strict),
+        "cases": len(strict),
+        "tie_sensitive_passed": sum(result.passed for result in tie_sensitive),
+        "tie_sensitive_cases": len(tie_sensitive),
         "not_required": sum(not result.case.required for result in results),
         "failed": failed,
     }
@@ -246,24 +246,24 @@ class SuiteOptions:
     def wanted(self, known: Sequence[str]) -> Sequence[str]:
         from repro.gpu_suite import stages as plan
 
-        wanted = [name for name in plan.FIRST if name in known] if self.first else self.stage or known
-        if unknown := sorted(set(wanted) - set(known)):
+        stages = [name for name in plan.FIRST if name in known] if self.first else self.stage or known
+        if unknown := sorted(set(stages) - set(known)):
             raise UserError(f"stage={unknown[0]!r} is unknown: use one of {', '.join(known)}")
-        return wanted
+        return stages
 
     def command(self, platform: str, root: Path) -> str:
         """The command that continues where this call stops."""
         # Keep the path relative: this machine's absolute path would be of no use elsewhere.
-        shown = str(root.relative_to(REPO)) if root.is_relative_to(REPO) else str(root)
-        words = [f"python3 -m repro gpu-suite --budget {self.budget:g} --platform {platform} --result-dir {shown}"]
+        folder = str(root.relative_to(REPO)) if root.is_relative_to(REPO) else str(root)
+        words = [f"python3 -m repro gpu-suite --budget {self.budget:g} --platform {platform} --result-dir {folder}"]
         return " ".join(
-            [*words, *(["--first"] if self.first else []), *(f"--stage {each}" for each in self.stage or ())]
+            [*words, *(["--first"] if self.first else []), *(f"--stage {stage}" for stage in self.stage or ())]
         )
 
 
 def gpu_suite(*, options: SuiteOptions, json: opt.Json = False) -> None:
     """Run tests, throughput, steps, figures and checks on a card, most useful first. Continues where the last call stopped."""
-    began = time.monotonic()
+    start = time.monotonic()
     from repro.gpu_suite import stages as plan
     from repro.gpu_suite.suite import draw
 
@@ -277,12 +277,12 @@ def gpu_suite(*, options: SuiteOptions, json: opt.Json = False) -> None:
         return
     for option, folder in opt.given(export=options.export, result_dir=root).items():
         writable_folder(option, folder)
-    outcome = suite.run(options.budget, began=began)
-    drawn = draw(suite, plan.figures(scale)) if "figures" in (suite.stages or ()) else []
+    outcome = suite.run(options.budget, began=start)
+    figures = draw(suite, plan.figures(scale)) if "figures" in (suite.stages or ()) else []
     if json:
-        print_json({**asdict(outcome), "drawn": drawn, "command": suite.command})
+        print_json({**asdict(outcome), "drawn": figures, "command": suite.command})
     else:
-        _say_outcome(suite, outcome, drawn, is_first=options.first)
+        _say_outcome(suite, outcome, figures, is_first=options.first)
     if outcome.failed or (outcome.left and not outcome.ran):
         raise typer.Exit(1)
 
@@ -298,10 +298,10 @@ def _card_and_platform(options: SuiteOptions) -> "tuple[FoundGpu | None, str]":
         platform = platform_on(card, platform)  # refuses another card at once, before torch is loaded
     if platform is not None and find_platform(platform).part(DllmPart).device == "cpu":
         return card, platform
-    found = torch_card()
-    if not isinstance(found, str):
-        return found, platform_on(found, platform)
-    say(f"gpu-suite: nothing was run, {found}. It needs")
+    gpu = torch_card()
+    if not isinstance(gpu, str):
+        return gpu, platform_on(gpu, platform)
+    say(f"gpu-suite: nothing was run, {gpu}. It needs")
     say("an NVIDIA GPU with its driver (nvidia-smi must work); 24 GB for LLaDA-8B", "  ")
     say("a CUDA build of torch: make clean, then make setup TORCH=torch", "  ")
     say(
@@ -318,8 +318,8 @@ def _suite(options: SuiteOptions, scale: "Scale", platform: str, root: Path) -> 
     from repro.runs.store import Store
 
     stages = plan.stages(scale)
-    wanted = options.wanted(list(dict.fromkeys(each.stage for each in stages)))
-    told = {*wanted, *(() if options.dry_run else plan.FIRST)}  # the summary speaks of the first stages, whichever run
+    wanted = options.wanted(list(dict.fromkeys(stage.stage for stage in stages)))
+    shown = {*wanted, *(() if options.dry_run else plan.FIRST)}  # the summary speaks of the first stages, whichever run
 
     def write_pages(suite: "Suite") -> None:
         write_summary(suite)
@@ -329,7 +329,7 @@ def _suite(options: SuiteOptions, scale: "Scale", platform: str, root: Path) -> 
             say(f"{VERDICT} is not written ({type(error).__name__}: {error})", file=sys.stderr)
 
     return Suite(
-        jobs=jobs_of([each for each in stages if each.stage in told], Store(LOCAL / "gpu-suite-expected")),
+        jobs=jobs_of([stage for stage in stages if stage.stage in shown], Store(LOCAL / "gpu-suite-expected")),
         root=root,
         platform=platform,
         command=options.command(platform, root),

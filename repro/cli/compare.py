@@ -51,35 +51,35 @@ def compare(
     sides = sides_of(a, b, result_dir or LOCAL)
     metrics = dict.fromkeys(options.metric or ["throughput_tok_s"])
     found = [compare_sides(*sides, metric, options.tolerance) for metric in metrics]
-    is_changed = any(each.is_changed for each in found)
+    is_changed = any(comparison.is_changed for comparison in found)
     if json:
-        about = {side.name: _side_json(side) for side in sides}
+        facts = {side.name: _side_json(side) for side in sides}
         print_json(
-            {**about, "unlike_machines": _unlike(sides), "changed": is_changed, "comparisons": list(map(_json, found))}
+            {**facts, "unlike_machines": _unlike(sides), "changed": is_changed, "comparisons": list(map(_json, found))}
         )
     else:
         _print(found, sides)
-    if is_changed or any(each.num_invalid for each in found):
+    if is_changed or any(comparison.num_invalid for comparison in found):
         raise typer.Exit(1)
 
 
 def _print(found: "Sequence[Comparison]", sides: "Sequence[Side]") -> None:
     for side in sides:
-        said = _side_json(side)
-        commits = ", ".join(str(commit)[:8] for commit in said["commits"])
+        facts = _side_json(side)
+        commits = ", ".join(str(commit)[:8] for commit in facts["commits"])
         say(
-            f"{side.name.upper()}: {side.said}: {counted(len(side.runs), 'run')}, {'; '.join(said['obtained'])}, commit {commits}"
+            f"{side.name.upper()}: {side.said}: {counted(len(side.runs), 'run')}, {'; '.join(facts['obtained'])}, commit {commits}"
         )
     for line in _notes(found, sides):
         say(line)
-    for each in found:
-        rows = [_texts(row) for row in each.rows]
+    for comparison in found:
+        rows = [_texts(row) for row in comparison.rows]
         # A single setting needs no name.
-        shown = slice(1 if len(rows) == 1 else 0, None if any(row[-1] for row in rows) else -1)
+        columns = slice(1 if len(rows) == 1 else 0, None if any(row[-1] for row in rows) else -1)
         if rows:
-            print_table(f"{each.metric}: B over A", COLUMNS[shown], [row[shown] for row in rows])
+            print_table(f"{comparison.metric}: B over A", COLUMNS[columns], [row[columns] for row in rows])
     beyond = f"beyond {100 * found[0].tolerance:g} % outside noise"
-    changed = [each.metric for each in found if each.is_changed]
+    changed = [comparison.metric for comparison in found if comparison.is_changed]
     say(f"changed {beyond}: {', '.join(changed)}" if changed else f"no change {beyond}")
 
 
@@ -109,9 +109,9 @@ def _notes(found: "Sequence[Comparison]", sides: "Sequence[Side]") -> Iterator[s
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         yield f"code differs in {', '.join(changed[:3])}{more}"
-    if told := _unlike(sides):
-        said = (f"{name} {', '.join(values)}" for name, values in told.items())
-        yield f"measured on unlike machines: {'; '.join(said)}"
+    if machines := _unlike(sides):
+        values = (f"{name} {', '.join(values)}" for name, values in machines.items())
+        yield f"measured on unlike machines: {'; '.join(values)}"
     paired = found[0]
     if paired.is_in_order:
         yield "no seed in common: paired in the order of seeds"
@@ -119,11 +119,11 @@ def _notes(found: "Sequence[Comparison]", sides: "Sequence[Side]") -> Iterator[s
         yield f"{counted(paired.num_unpaired, 'run')} without a partner left out"
     if paired.num_invalid:
         yield f"{counted(paired.num_invalid, 'pair')} left out, of which a run is INVALID"
-    for each in found:
-        if each.num_undefined:
-            yield f"{each.metric}: {counted(each.num_undefined, 'pair')} left out without such a number"
-        if any(row.ratio.n == 1 for row in each.rows):
-            yield f"{each.metric}: one pair has no interval: make repeats ('repro sweep --repeats 5')"
+    for comparison in found:
+        if comparison.num_undefined:
+            yield f"{comparison.metric}: {counted(comparison.num_undefined, 'pair')} left out without such a number"
+        if any(row.ratio.n == 1 for row in comparison.rows):
+            yield f"{comparison.metric}: one pair has no interval: make repeats ('repro sweep --repeats 5')"
 
 
 def _unlike(sides: "Sequence[Side]") -> dict[str, list[str]]:
@@ -157,8 +157,8 @@ def _json(comparison: "Comparison") -> dict[str, Any]:
         }
         for row in comparison.rows
     ]
-    own = {name: value for name, value in asdict(comparison).items() if name not in ("changes", "overall")}
-    return {**own, "changed": comparison.is_changed, "rows": rows}
+    fields = {name: value for name, value in asdict(comparison).items() if name not in ("changes", "overall")}
+    return {**fields, "changed": comparison.is_changed, "rows": rows}
 
 
 REPORT = "llmd-benchmark-report"
@@ -202,12 +202,12 @@ def export(
             f"out={str(out)!r} is named as {other}, and format={format!r}: give --format {other}, or another name",
         )
         writable_file("out", out)
-    found = folder_of(folder)
-    frame = frame_of(found.runs)
+    stored = folder_of(folder)
+    frame = frame_of(stored.runs)
     if out is None:
         sys.stdout.write(frame.to_csv(index=False))
     else:
         write_frame(frame, format, out)
         say(f"{counted(len(frame), 'run')}: {out}", file=sys.stderr)
-    if found.warning is not None:
-        say(found.warning, file=sys.stderr)
+    if stored.warning is not None:
+        say(stored.warning, file=sys.stderr)

@@ -67,8 +67,8 @@ def ending_of(error: BaseException, *, is_terminated: bool = False) -> Ending:
     if isinstance(error, typer.Exit):
         return Ending(code=error.exit_code)
     if isinstance(error, KeyboardInterrupt):
-        what = "terminated" if is_terminated else "interrupted"
-        return Ending(code=TERMINATED if is_terminated else INTERRUPTED, line=f"{what}: {_KEPT}")
+        cause = "terminated" if is_terminated else "interrupted"
+        return Ending(code=TERMINATED if is_terminated else INTERRUPTED, line=f"{cause}: {_KEPT}")
     if isinstance(error, NoArgsIsHelpError):
         return Ending(code=DONE, help=error.format_message())
     if isinstance(error, ClickException):
@@ -89,10 +89,10 @@ def ending_of(error: BaseException, *, is_terminated: bool = False) -> Ending:
 def _of_usage(error: ClickException) -> str:
     """The message for an unknown command or option, a missing argument, or a value of the wrong type."""
     errors = getattr(error.__cause__, "errors", None)
-    for each in errors() if callable(errors) else ():
-        kind = _KINDS.get(str(each.get("type")).partition("_")[0])
+    for detail in errors() if callable(errors) else ():
+        kind = _KINDS.get(str(detail.get("type")).partition("_")[0])
         if kind is not None and (option := getattr(error, "param", None)) is not None:
-            return f"{option.name}={each.get('input')!r} must be {kind}"
+            return f"{option.name}={detail.get('input')!r} must be {kind}"
     return error.format_message().rstrip(".")
 
 
@@ -103,13 +103,13 @@ def _of_the_machine(error: BaseException) -> Ending | None:
         return _failed("what reads the output has closed it before all was written: rerun with the output to a file")
     if isinstance(error, OSError) and error.errno is not None:
         # A failed write does not name its file.
-        where = "standard output or a file being written" if error.filename is None else str(error.filename)
+        source = "standard output or a file being written" if error.filename is None else str(error.filename)
         if error.filename is None and error.errno == errno.ENOENT:
             try:
                 os.getcwd()
             except OSError:
-                where = "the working folder, which is no longer there"
-        line = f"{where}: {error.strerror or type(error).__name__}"
+                source = "the working folder, which is no longer there"
+        line = f"{source}: {error.strerror or type(error).__name__}"
         if (fix := _OF_THE_INPUT.get(error.errno)) is not None:
             return _refused(f"{line}: {fix}")
         return _failed(f"{line}: {_OF_THE_MACHINE.get(error.errno, _LOOK)}")
@@ -140,22 +140,22 @@ def _of_a_name_that_is_gone(error: ImportError) -> Ending | None:
     if not importing or _is_ours(str(importing[-1][0].f_globals.get("__name__"))):
         return None
     frame, line = importing[-1]
-    told = re.search(r"cannot import name '([^']+)'", str(error))
-    what = (
+    match = re.search(r"cannot import name '([^']+)'", str(error))
+    missing = (
         f"module {error.name}, which is not there"
-        if told is None
-        else f"{told[1]} from {error.name}, which has no such name"
+        if match is None
+        else f"{match[1]} from {error.name}, which has no such name"
     )
-    return _refused(f"plug-in {frame.f_code.co_filename} imports {what} (line {line}): correct it for this version")
+    return _refused(f"plug-in {frame.f_code.co_filename} imports {missing} (line {line}): correct it for this version")
 
 
 def _of_the_program(error: BaseException) -> Ending:
     if logging.getLogger().isEnabledFor(logging.INFO):
         logging.getLogger(__name__).info("where it happened:", exc_info=error)
-    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    if (place := _place_in_own_code(error)) is not None:
-        return _failed(f"{place} fails ({said}): correct it")
-    return _failed(f"{said}: a fault of this program, 'repro --verbose ...' shows where; please report it")
+    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if (location := _place_in_own_code(error)) is not None:
+        return _failed(f"{location} fails ({message}): correct it")
+    return _failed(f"{message}: a fault of this program, 'repro --verbose ...' shows where; please report it")
 
 
 def _place_in_own_code(error: BaseException) -> str | None:
@@ -181,7 +181,7 @@ def _failed(sentence: str) -> Ending:
 def _one_line(sentence: str) -> str:
     """Return the sentence as printable text without secrets, of at most ``MOST_SHOWN`` characters or so."""
     sentence = hidden(sentence)
-    for said, plain in _PLAIN:
-        sentence = said.sub(plain, sentence)
+    for pattern, plain in _PLAIN:
+        sentence = pattern.sub(plain, sentence)
     line = "".join(c if c.isprintable() else "?" for c in " ".join(sentence.split()))
     return line if len(line) <= MOST_SHOWN else f"{line[: MOST_SHOWN // 2]} ... {line[-MOST_SHOWN // 2 :]}"

@@ -133,13 +133,13 @@ def _warn_of_small_models(sweep: "Sweep") -> None:
     """Warn that the embedded models answer only the generated tasks, and almost nothing of the published ones."""
     from repro.families.block.settings import EMBEDDED_DIRS
 
-    told: dict[tuple[str, str], None] = {}
+    warned: dict[tuple[str, str], None] = {}
     for experiment in sweep.to_run:
         entry = task_entry(experiment.cell.dataset)
         model = str(getattr(getattr(experiment.deployment, "settings", None), "model", None))
         if not entry.is_generated and model in (*EMBEDDED, *EMBEDDED_DIRS):
-            told[model, entry.title] = None
-    for model, title in told:
+            warned[model, entry.title] = None
+    for model, title in warned:
         say(
             f"warning: model={model!r} is an embedded model of stories, sums and small programs, which answers next to nothing of "
             f"{title}: give a checkpoint with --model, or one of its own tasks, --task mini-gsm or mini-code",
@@ -155,17 +155,17 @@ def _point_row(point: "Point", curve: "Curve", by_key: Mapping[str, Mapping[str,
 
     first = by_key[point.runs[0].cell.key]
     pair = None if point is curve.reference else point.against(curve.reference)
-    apart = None if pair is None else points_apart(pair)
-    same = ("task", "criterion", "strict_criterion", "system", "model", "platform", "selection", "cache", "retention")
+    gain = None if pair is None else points_apart(pair)
+    copied = ("task", "criterion", "strict_criterion", "system", "model", "platform", "selection", "cache", "retention")
     return {
-        **{name: first[name] for name in same},
+        **{name: first[name] for name in copied},
         **point.knobs,
         "is_reference": point is curve.reference,
         "accuracy": point.share(),
         "accuracy_strict": point.share("correct_strict"),
-        "added_points": None if apart is None else apart.mean,
-        "added_low": None if apart is None else apart.low,
-        "added_high": None if apart is None else apart.high,
+        "added_points": None if gain is None else gain.mean,
+        "added_low": None if gain is None else gain.low,
+        "added_high": None if gain is None else gain.high,
         "only_this": None if pair is None else pair.only_first,
         "only_reference": None if pair is None else pair.only_second,
         "p_value": None if pair is None else pair.p_value,
@@ -184,20 +184,20 @@ def _print_curves(curves: "Sequence[Curve]", rows: Sequence[Mapping[str, Any]]) 
     texts = [_point_texts(row, list(curves[0].points[0].knobs)) for row in rows]
     columns = [name for name in texts[0] if any(text[name] != "-" for text in texts)]
     if len(rows) == 1:
-        shown = [(name, texts[0][name]) for name in columns if name != "added, points"]
-        print_table("; ".join(criteria), ("what", "value"), [*shown, ("cache", rows[0]["cache"])])
+        pairs = [(name, texts[0][name]) for name in columns if name != "added, points"]
+        print_table("; ".join(criteria), ("what", "value"), [*pairs, ("cache", rows[0]["cache"])])
     else:
         print_table("; ".join(criteria), columns, [[text[name] for name in columns] for text in texts])
     model = ", ".join(dict.fromkeys(f"{row['model']} ({row['platform']})" for row in rows))
     say(f"model: {model}; problems: {'; '.join(dict.fromkeys(row['dataset'] for row in rows))}")
-    said = "accuracy: Wilson's 95 % interval"
+    note = "accuracy: Wilson's 95 % interval"
     if any(row["added_points"] is not None for row in rows):
-        said += (
+        note += (
             "; added: points more than the reference solves of the same problems, with a 95 % interval of paired shares, and "
             "McNemar's exact test"
         )
     strict = dict.fromkeys(row["strict_criterion"] for row in rows if row["accuracy_strict"] is not None)
-    say(f"{said}; strict: {', '.join(strict)}" if strict else said)
+    say(f"{note}; strict: {', '.join(strict)}" if strict else note)
     unpaired = [row for row in rows if not row["is_reference"] and row["added_points"] is None and row["valid"]]
     if unpaired:
         say(f"{counted(len(unpaired), 'row')} asked other problems than the reference, and cannot be paired with it")
@@ -290,11 +290,11 @@ def _cache(sampler: "Sampler") -> str:
         )
     if not sampler.rule.caches:
         return "no KV cache"
-    usual, own = asdict(Settling()) | asdict(Cut()), asdict(sampler.settling) | asdict(sampler.cut)
-    left_out = "".join(f", {name}={value}" for name, value in own.items() if value != usual[name])
+    defaults, values = asdict(Settling()) | asdict(Cut()), asdict(sampler.settling) | asdict(sampler.cut)
+    left_out = "".join(f", {name}={value}" for name, value in values.items() if value != defaults[name])
     if sampler.rule.window == "suffix":
         return f"the rows before the block{left_out}"
     if sparsity.selection == "dense":
         return f"all context rows{left_out}"
-    whole = "" if sparsity.whole_layer is None else f", all of them in layer {sparsity.whole_layer}"
-    return f"{100 * sparsity.retention_ratio:g} % of the context rows ({sparsity.selection}){whole}{left_out}"
+    whole_layer = "" if sparsity.whole_layer is None else f", all of them in layer {sparsity.whole_layer}"
+    return f"{100 * sparsity.retention_ratio:g} % of the context rows ({sparsity.selection}){whole_layer}{left_out}"

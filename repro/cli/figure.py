@@ -67,35 +67,35 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
         rates = tuple(sorted({rate for rate in parsed if rate is not None}))
         figure = figure_of(name).load()
         names = self.platform or figure.platforms
-        places = [replace(platform_of(each), **opt.given(executor=self.executor)) for each in names]
-        for where in places:
+        targets = [replace(platform_of(each), **opt.given(executor=self.executor)) for each in names]
+        for target in targets:
             # Readings exist only for baselines of diffusion LLMs.
-            if self.reading and where.parts and not any(isinstance(part, DllmPart) for part in where.parts):
-                raise UserError(f"reading={self.reading[0]!r} has no effect on platform={where.name!r}: leave it out")
+            if self.reading and target.parts and not any(isinstance(part, DllmPart) for part in target.parts):
+                raise UserError(f"reading={self.reading[0]!r} has no effect on platform={target.name!r}: leave it out")
         knobs = opt.given(num_prompts=self.num_prompts, weights=self.weights) | self.charged
         return [
             View(
-                platform=where,
+                platform=target,
                 reading=reading,  # type: ignore[arg-type]
-                num_runs=figure.default_num_runs(where) if self.num_runs is None else self.num_runs,
+                num_runs=figure.default_num_runs(target) if self.num_runs is None else self.num_runs,
                 knobs=tuple(knobs.items()),
                 rates=rates,
                 accuracy=self.accuracy,
             )
-            for where in places
-            for reading in self.reading or [default_reading(where)]
+            for target in targets
+            for reading in self.reading or [default_reading(target)]
         ]
 
     def command(self, name: str) -> str:
         """The command that makes all runs of these views."""
         words = ["repro", "reproduce", name]
-        for each in fields(self):
-            value, option = getattr(self, each.name), f"--{each.name.replace('_', '-')}"
+        for field in fields(self):
+            value, option = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
             if value is True:
                 words.append(option)
             elif value not in (None, False, "usual"):
                 words += [
-                    word for one in (value if isinstance(value, list) else [value]) for word in (option, str(one))
+                    word for item in (value if isinstance(value, list) else [value]) for word in (option, str(item))
                 ]
         return shlex.join(words)
 
@@ -154,8 +154,8 @@ def reproduce(
         else:
             _serve_both(options.aisimulate, json=json)
         return
-    for option, given in (("measured", options.measured), ("aisimulate", options.aisimulate)):
-        require(given is None, f"{option}={str(given)!r} has no effect on {name}: leave it out, or reproduce {TRUTH}")
+    for option, value in (("measured", options.measured), ("aisimulate", options.aisimulate)):
+        require(value is None, f"{option}={str(value)!r} has no effect on {name}: leave it out, or reproduce {TRUTH}")
     _make(name, options, placement, force=force, draw_only=False, json=json)
 
 
@@ -168,31 +168,31 @@ def check_without_effect(
     what: str, options: ReproduceOptions, placement: opt.Placement, more: Mapping[str, object], heeded: Sequence[str]
 ) -> None:
     """Refuse options that are given but not ``heeded``."""
-    asked = {
-        each.name: getattr(group, each.name)
+    requested = {
+        field.name: getattr(group, field.name)
         for group in (options, placement)
-        for each in fields(group)
-        if getattr(group, each.name) != each.default
+        for field in fields(group)
+        if getattr(group, field.name) != field.default
     }
-    for option, value in (asked | {name: value for name, value in more.items() if value}).items():
+    for option, value in (requested | {name: value for name, value in more.items() if value}).items():
         require(option in heeded, f"{option}={value!r} has no effect on {what}: leave it out")
 
 
 def check_rates(name: str, views: "Sequence[View]", cells: Sequence[Cell]) -> None:
     """Refuse requested rates if the figure has its own, or none."""
-    wanted = {rate for view in views for rate in view.rates}
+    requested = {rate for view in views for rate in view.rates}
     used = {cell.rate for cell in cells if cell.rate is not None}
-    if wanted and not (used and used <= wanted):
-        own = f"its own rates ({', '.join(f'{rate:g}' for rate in sorted(used))})" if used else "no axis of rates"
-        raise UserError(f"request_rate has no effect on {name}, which has {own}: leave it out")
+    if requested and not (used and used <= requested):
+        axis = f"its own rates ({', '.join(f'{rate:g}' for rate in sorted(used))})" if used else "no axis of rates"
+        raise UserError(f"request_rate has no effect on {name}, which has {axis}: leave it out")
 
 
 def check_knobs(name: str, views: "Sequence[View]", cells: Sequence[Cell]) -> None:
     """Refuse requested settings if every run of the figure has its own, or the figure has no runs."""
     for option, value in {knob for view in views for knob in view.knobs}:
         if all(cell.knob_values[option] != value for cell in cells):
-            own = "has its own" if cells else "has no runs behind it"
-            raise UserError(f"{option}={value!r} has no effect on {name}, which {own}: leave it out")
+            reason = "has its own" if cells else "has no runs behind it"
+            raise UserError(f"{option}={value!r} has no effect on {name}, which {reason}: leave it out")
 
 
 def check_accuracy(name: str, drawing: "Figure", views: "Sequence[View]", grids: Sequence[Sequence[Cell]]) -> None:
@@ -241,7 +241,7 @@ def _make(
     opened = placement.opened()
     entry = figure_of(name)
     drawing, views = entry.load(), options.views(name)
-    out = options.out(entry.name)
+    out_dir = options.out(entry.name)
     store = Store(options.root, accept_other_code=options.accept_other_code, accept_other_machine=draw_only)
     if draw_only:
         readable_folder("result_dir", store.root)
@@ -260,21 +260,21 @@ def _make(
         require_folders(cells, store, name, options.command(name))
     with opened as pool:
         sweep = sweep_of(cells, store, force=force, will_run=not draw_only, pool=pool)
-        outcomes = [] if draw_only else run_sweep(sweep, out_dir=out, jobs=placement.jobs)
+        outcomes = [] if draw_only else run_sweep(sweep, out_dir=out_dir, jobs=placement.jobs)
     require_runs(sweep, name, options.command(name))
-    writable_folder("out_dir", out)
+    writable_folder("out_dir", out_dir)
     pages = []
     for view, runs in zip(views, sweep.by_grid(grids), strict=True):
         assert runs is not None
         require_alike(runs, name)
         with pictures("plain" if options.plain else "whole"):
-            drawn = draw(entry, view, runs, out)
+            rendered = draw(entry, view, runs, out_dir)
         page = {"figure": entry.name, "platform": view.platform.name, "reading": view.reading}
-        files = [str(file) for file in drawn.files]
-        table = {"files": files, "columns": drawn.columns, "rows": drawn.rows, "notes": drawn.notes}
+        files = [str(file) for file in rendered.files]
+        table = {"files": files, "columns": rendered.columns, "rows": rendered.rows, "notes": rendered.notes}
         pages.append({**page, "accuracy": view.accuracy, "lengths": lengths_json(runs), **table})
         if not json:
-            _show(f"{drawing.title} - {drawing.place(view.platform)}", runs, drawn)
+            _show(f"{drawing.title} - {drawing.place(view.platform)}", runs, rendered)
     if json:
         print_json({"figures": pages})
     lines = [*what_ran(outcomes, store.root)] if outcomes else []
@@ -291,40 +291,40 @@ def _hold(folder: Path | None, out: Path, *, json: bool) -> None:
     from repro.truth import METRICS, by_group, hold, peers, save, stated
 
     writable_folder("out_dir", out)
-    others = peers(folder)
+    peer_groups = peers(folder)
     with counting("simulating measured experiments:") as advance:
-        held = hold(folder, advance)
-    groups = {**by_group(held), **others}
+        experiments = hold(folder, advance)
+    groups = {**by_group(experiments), **peer_groups}
     claims = stated() if folder is None else []
-    files = save(held, groups, claims, out)
+    files = save(experiments, groups, claims, out)
     if json:
         rows = [
             {
-                "exp": each.row["exp"],
-                "is_fitted": each.is_fitted,
-                "measured_ms": each.measured,
-                "predicted_ms": each.predicted,
-                "error_pct": each.error_pct,
+                "exp": experiment.row["exp"],
+                "is_fitted": experiment.is_fitted,
+                "measured_ms": experiment.measured,
+                "predicted_ms": experiment.predicted,
+                "error_pct": experiment.error_pct,
             }
-            for each in held
+            for experiment in experiments
         ]
-        errors = {name: {metric: each._asdict() for metric, each in found.items()} for name, found in groups.items()}
-        found = {"experiments": rows, "errors": errors, "stated": [each.shown for each in claims]}
-        print_json({**found, "files": [str(file) for file in files]})
+        errors = {name: {metric: error._asdict() for metric, error in group.items()} for name, group in groups.items()}
+        report = {"experiments": rows, "errors": errors, "stated": [claim.shown for claim in claims]}
+        print_json({**report, "files": [str(file) for file in files]})
         return
     print_table(
         "Simulated latencies beside measured ones: errors of means, %",
         ("exp", "model", "TP", "load", *METRICS.values(), "role"),
         [
             (
-                each.row["exp"],
-                each.row["model"].rpartition("/")[2][:22],
-                each.row["tp"],
-                each.row["workload"],
-                *(f"{error:+.0f}" for error in each.error_pct.values()),
-                "fitted" if each.is_fitted else "predicted",
+                experiment.row["exp"],
+                experiment.row["model"].rpartition("/")[2][:22],
+                experiment.row["tp"],
+                experiment.row["workload"],
+                *(f"{error:+.0f}" for error in experiment.error_pct.values()),
+                "fitted" if experiment.is_fitted else "predicted",
             )
-            for each in held
+            for experiment in experiments
         ],
     )
     print_table(
@@ -333,15 +333,15 @@ def _hold(folder: Path | None, out: Path, *, json: bool) -> None:
         [
             (
                 name,
-                str(max(each.num for each in found.values())),
-                *(f"{found[each].median:.1f} [{found[each].p90:.0f}]" if each in found else "-" for each in METRICS),
+                str(max(error.num for error in group.values())),
+                *(f"{group[key].median:.1f} [{group[key].p90:.0f}]" if key in group else "-" for key in METRICS),
             )
-            for name, found in groups.items()
+            for name, group in groups.items()
         ],
     )
     if claims:
         columns = ("claim", "value", "unit", "datasheet", "vllm", "trtllm", "of_kernels", "role", "verdict")
-        rows_of = [tuple(str(each.shown[name]) for name in columns) for each in claims]
+        rows_of = [tuple(str(claim.shown[name]) for name in columns) for claim in claims]
         print_table("Numbers that others state, beside ours", columns, rows_of)
     say(f"files: {', '.join(map(str, files))}", "  ")
 
@@ -349,23 +349,23 @@ def _hold(folder: Path | None, out: Path, *, json: bool) -> None:
 def _serve_both(python: Path, *, json: bool) -> None:
     from repro.aisimulate import CASES, Means, compare
 
-    found = []
+    cases = []
     with TemporaryDirectory() as folder, counting("cases, by both:") as advance:
-        for each in compare(python, Path(folder)):
-            found.append(each)
+        for case in compare(python, Path(folder)):
+            cases.append(case)
             advance()
-    if left := len(CASES) - len(found):
-        say(f"{left} cases left out, which need REPRO_DATA_DIR/mooncake/conversation_trace.jsonl.gz", file=sys.stderr)
+    if absent := len(CASES) - len(cases):
+        say(f"{absent} cases left out, which need REPRO_DATA_DIR/mooncake/conversation_trace.jsonl.gz", file=sys.stderr)
     if json:
-        print_json({"cases": found})
+        print_json({"cases": cases})
         return
 
-    names = [name for name in found[0] if name != "case"]
+    sides = [name for name in cases[0] if name != "case"]
     rows = [
-        (each["case"], *(" / ".join(f"{each[side][name]:,.2f}" for side in names) for name in Means._fields))
-        for each in found
+        (case["case"], *(" / ".join(f"{case[side][name]:,.2f}" for side in sides) for name in Means._fields))
+        for case in cases
     ]
-    print_table(f"Simulated here and by AISimulate: {' / '.join(names)}", ("case", *Means._fields), rows)
+    print_table(f"Simulated here and by AISimulate: {' / '.join(sides)}", ("case", *Means._fields), rows)
 
 
 def _show(title: str, runs: "Sequence[StoredRun]", drawn: "Rendered") -> None:
@@ -375,9 +375,9 @@ def _show(title: str, runs: "Sequence[StoredRun]", drawn: "Rendered") -> None:
     print_table(title, drawn.columns, drawn.rows)
     for note in (*([lengths_line(runs)] if runs else ()), *drawn.notes):
         say(note, "  ")
-    here = Path.cwd()
-    shown = (file.relative_to(here) if file.is_relative_to(here) else file for file in drawn.files)
-    say(f"files: {', '.join(map(str, shown))}", "  ")
+    cwd = Path.cwd()
+    files = (file.relative_to(cwd) if file.is_relative_to(cwd) else file for file in drawn.files)
+    say(f"files: {', '.join(map(str, files))}", "  ")
 
 
 ROLE_TITLES = {
@@ -406,34 +406,34 @@ def claims(
     from repro.reports.figures import paper as paper_of
     from repro.runs.store import Store
 
-    chosen = paper_of(paper)
-    stated = read_claims(chosen.claims, chosen.name)
+    chosen_paper = paper_of(paper)
+    all_claims = read_claims(chosen_paper.claims, chosen_paper.name)
     root = readable_folder("result_dir", reused.root)
-    out = writable_folder("out_dir", out_dir or figures_beside(reused.result_dir))
+    folder = writable_folder("out_dir", out_dir or figures_beside(reused.result_dir))
     store = Store(root, accept_other_code=reused.accept_other_code, accept_other_machine=True)
     with counting("looking at stored runs, figures:") as advance:
         charged = tuple(pricing.charged.items())
-        findings = stored_findings(chosen.entries, store, advance, charged)
-    flips = {} if charged else read_flips(chosen.name)
-    judged = judge_all(stated, findings, flips)
+        findings = stored_findings(chosen_paper.entries, store, advance, charged)
+    flips = {} if charged else read_flips(chosen_paper.name)
+    judged = judge_all(all_claims, findings, flips)
     # Committed verdicts assume the default costs of steps.
-    committed = {} if charged else _committed(chosen, stated, flips)
-    shown = [committed.get(each.claim.id, each) if each.verdict == "not run" else each for each in judged]
-    borrowed = frozenset(each.claim.id for each, own in zip(shown, judged, strict=True) if each is not own)
-    name = "-".join([f"claims-{chosen.name}", *(str(value) for _, value in charged)])
-    path = save(out / f"{name}.csv", judged)
+    committed = {} if charged else _committed(chosen_paper, all_claims, flips)
+    shown = [committed.get(result.claim.id, result) if result.verdict == "not run" else result for result in judged]
+    borrowed = frozenset(result.claim.id for result, own in zip(shown, judged, strict=True) if result is not own)
+    name = "-".join([f"claims-{chosen_paper.name}", *(str(value) for _, value in charged)])
+    path = save(folder / f"{name}.csv", judged)
     if json:
         counts = {"verdicts": count(shown), "roles": count_by_role(shown), "facts": count_facts(shown)}
-        rows = [{**as_row(each), "committed": each.claim.id in borrowed} for each in shown]
-        print_json({"paper": chosen.name, **counts, "claims": rows})
+        rows = [{**as_row(result), "committed": result.claim.id in borrowed} for result in shown]
+        print_json({"paper": chosen_paper.name, **counts, "claims": rows})
         return
-    _print_claims(chosen.name, shown, borrowed)
+    _print_claims(chosen_paper.name, shown, borrowed)
     say(f"file: {path}")
     if borrowed:
         say(
             f"committed: {len(borrowed)} verdicts of no run here, from results/{path.name}; 'make reproduce-all' makes your own"
         )
-    if any(each.verdict == "not run" for each in shown):
+    if any(result.verdict == "not run" for result in shown):
         say("claims that were not run become answerable with 'make reproduce-all'")
 
 
@@ -447,38 +447,38 @@ def _committed(paper: "Paper", stated: Sequence[Claim], flips: Flips) -> dict[st
     except UserError as error:
         say(f"committed verdicts are not shown: {error}", file=sys.stderr)
         return {}
-    known = {row["id"] for row in rows}
-    return {each.claim.id: each for each in judged_again([claim for claim in stated if claim.id in known], rows, flips)}
+    ids = {row["id"] for row in rows}
+    return {each.claim.id: each for each in judged_again([claim for claim in stated if claim.id in ids], rows, flips)}
 
 
 def _print_claims(paper: str, judged: Sequence[Judged], borrowed: Set[str]) -> None:
     for role in (*reversed(ROLES), None):
-        own = [each for each in judged if each.role == role and each.claim.kind != "inconsistency"]
+        results = [result for result in judged if result.role == role and result.claim.kind != "inconsistency"]
         rows = []
-        for each in own:
-            which, expected = each.claim.id, each.claim.expected
-            verdict = f"{each.verdict} (committed)" if which in borrowed else each.verdict
-            rows.append((which, value_said(expected.value, expected.unit), ours_said(each), verdict))
+        for result in results:
+            claim_id, expected = result.claim.id, result.claim.expected
+            verdict = f"{result.verdict} (committed)" if claim_id in borrowed else result.verdict
+            rows.append((claim_id, value_said(expected.value, expected.unit), ours_said(result), verdict))
         if rows:
             print_table(f"Claims of {paper}: {ROLE_TITLES[role]}", ("claim", "states", "ours", "verdict"), rows)
     reasoned = ("not reproduced", "undecided by reading", "not testable here")
-    if reasons := [each for each in judged if each.verdict in reasoned]:
+    if reasons := [result for result in judged if result.verdict in reasoned]:
         print_table(
             "Why not reproduced, undecided by reading, or not testable here",
             ("claim", "reason"),
-            [(each.claim.id, each.reason or "-") for each in reasons],
+            [(result.claim.id, result.reason or "-") for result in reasons],
         )
-    if stated := [each.claim for each in judged if each.claim.kind == "inconsistency"]:
+    if inconsistent := [result.claim for result in judged if result.claim.kind == "inconsistency"]:
         # Files write verdicts like ``cannot_check``.
-        verdicts = [each.recomputed.verdict.replace("_", " ") if each.recomputed else "-" for each in stated]
+        verdicts = [claim.recomputed.verdict.replace("_", " ") if claim.recomputed else "-" for claim in inconsistent]
         print_table(
             "The paper's own inconsistencies",
             ("claim", "what does not agree", "recomputed"),
-            [(each.id, each.statement, verdict) for each, verdict in zip(stated, verdicts, strict=True)],
+            [(claim.id, claim.statement, verdict) for claim, verdict in zip(inconsistent, verdicts, strict=True)],
         )
-    num_facts = sum(each.role is not None for each in facts(judged))
+    num_facts = sum(result.role is not None for result in facts(judged))
     say(
-        f"{num_facts} facts in {sum(each.role is not None for each in judged)} comparisons: what follows from one number counts once"
+        f"{num_facts} facts in {sum(result.role is not None for result in judged)} comparisons: what follows from one number counts once"
     )
     for role, counts in count_facts(judged).items():
         say(f"{role}: {', '.join(f'{number} {verdict}' for verdict, number in counts.items())}")

@@ -60,9 +60,9 @@ class PromptOptions:
         from repro.prompt import TextPrompt, find_tokenizer, tokenizer_of
 
         if self.is_text:
-            own = tokenizer_of(model)
+            tokenizer = tokenizer_of(model)
             text = TextPrompt(text=self.text(), chat=self.chat, system_prompt=self.system_prompt)
-            return text.encode(model, own), own
+            return text.encode(model, tokenizer), tokenizer
         return self.own_ids(), find_tokenizer(model) if is_text_wanted else None
 
     @property
@@ -117,13 +117,13 @@ def generate(
     from repro.generation import GenerateOptions, prepare_generation, run_prepared
     from repro.prompt import answer_of
 
-    given = {"gen_length": 64, "steps": 64, **opt.with_steps(decoding)}
+    settings = {"gen_length": 64, "steps": 64, **opt.with_steps(decoding)}
     options = GenerateOptions(
         system=system,
         model=model,
-        generation=given_to(GenerationConfig(seed=seed), given),
-        knobs={name: value for name, value in given.items() if name not in {*EVERYONES, "tie_policy"}},
-        tie_policy=given.get("tie_policy"),
+        generation=given_to(GenerationConfig(seed=seed), settings),
+        knobs={name: value for name, value in settings.items() if name not in {*EVERYONES, "tie_policy"}},
+        tie_policy=settings.get("tie_policy"),
         **loaded,
     )
     prepared = prepare_generation(options)
@@ -139,7 +139,7 @@ def _generate_blocks(knobs: Mapping[str, Any], prompted: PromptOptions, *, seed:
     from repro.serving import answer_alone
 
     settings = settings_of_requests(knobs)
-    said: TextAnswer | None
+    answer_text: TextAnswer | None
     if prompted.is_text:
         text = text_of(settings)
         ids = encoded(
@@ -150,12 +150,12 @@ def _generate_blocks(knobs: Mapping[str, Any], prompted: PromptOptions, *, seed:
             by_default=not is_base(settings.model),
         )
         answer = answer_alone(settings, ids, seed=seed)
-        said = answer_of(answer.ids, text)
+        answer_text = answer_of(answer.ids, text)
     else:
-        answer, own = answer_alone(settings, prompted.own_ids(), seed=seed), None if json else find_text(settings)
-        said = None if own is None else answer_of(answer.ids, own)
+        answer, tokenizer = answer_alone(settings, prompted.own_ids(), seed=seed), None if json else find_text(settings)
+        answer_text = None if tokenizer is None else answer_of(answer.ids, tokenizer)
     counts = {name: getattr(answer, name) for name in ("denoised", "committed", "prefilled", "rows")}
-    _print(answer.ids, said, counts, json=json)
+    _print(answer.ids, answer_text, counts, json=json)
 
 
 def _print(token_ids: Sequence[int], answer: "TextAnswer | None", counts: Mapping[str, int], *, json: bool) -> None:
@@ -174,10 +174,10 @@ def _check_input(prompt: str) -> None:
         return
     require(sys.stdin is not None, "prompt='-': standard input is closed: give it a text, or the prompt itself")
     try:
-        found = os.fstat(sys.stdin.fileno())
+        status = os.fstat(sys.stdin.fileno())
     except (OSError, ValueError):
         return  # no file of the operating system
     is_endless = (
-        stat.S_ISCHR(found.st_mode) and not sys.stdin.isatty() and not os.path.samestat(found, os.stat(os.devnull))
+        stat.S_ISCHR(status.st_mode) and not sys.stdin.isatty() and not os.path.samestat(status, os.stat(os.devnull))
     )
     require(not is_endless, "prompt='-': standard input is a device: give it a text, or the prompt itself")

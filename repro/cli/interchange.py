@@ -36,13 +36,13 @@ def import_(
     for run in runs:
         means = [(run.summary[name] or {}).get("mean") for name in SHOWN]
         number = run.summary["throughput_tok_s"]
-        told = [f"{1e3 * mean:.2f}" if mean is not None else "-" for mean in means]
+        texts = [f"{1e3 * mean:.2f}" if mean is not None else "-" for mean in means]
         rows.append(
             (
                 str(run.cell.knob_values["tool"]),
                 str(run.num_requests),
                 "-" if number is None else f"{number:.1f}",
-                *told,
+                *texts,
             )
         )
     print_table("Imported: means in ms", ("tool", "requests", "tok/s", "TTFT", "TPOT", "ITL", "E2E"), rows)

@@ -52,7 +52,7 @@ def list_command(
 
 def _list_metrics(system: str, *, json: bool) -> None:
     names = ("name", "unit", "formula", "undefined")
-    rows = [tuple(getattr(each, name) for name in names) for each in SYSTEMS.get(system).family.every_metric]
+    rows = [tuple(getattr(metric, name) for name in names) for metric in SYSTEMS.get(system).family.every_metric]
     if json:
         print_json({"system": system, "metrics": [dict(zip(names, row, strict=True)) for row in rows]})
     else:
@@ -60,26 +60,26 @@ def _list_metrics(system: str, *, json: bool) -> None:
 
 
 def _list_knobs(system: str, *, json: bool) -> None:
-    found = entries_of(system)
+    entries = entries_of(system)
     if json:
         names = ("name", "takes", "default", "only", "what")
-        print_json({"system": system, "knobs": [dict(zip(names, entry, strict=True)) for entry in found]})
+        print_json({"system": system, "knobs": [dict(zip(names, entry, strict=True)) for entry in entries]})
     else:
         # Hide an upper end that no machine reaches and that no column has room for.
-        takes = [re.sub(r"from (\S+) to \d+(,\d{3}){4,}", r"at least \1", each.takes) for each in found]
-        rows = [(each.name, taken, _said(each)) for each, taken in zip(found, takes, strict=True)]
+        takes = [re.sub(r"from (\S+) to \d+(,\d{3}){4,}", r"at least \1", entry.takes) for entry in entries]
+        rows = [(entry.name, taken, _said(entry)) for entry, taken in zip(entries, takes, strict=True)]
         print_table(f"Knobs of {system}", ("knob", "takes", "what it is"), rows)
 
 
 def entries_of(system: str) -> list[KnobEntry]:
     """Return the knobs of a system; none if it does not declare any."""
-    found: dict[str, KnobEntry] = {}
+    entries: dict[str, KnobEntry] = {}
     for kind in settings_of(system):
         helps, conditions = helps_of(kind), conditions_of(kind)
         for name, knob in knobs_of(kind).items():
-            only = "; ".join(each.said for of, each in conditions if of == name)
-            found.setdefault(name, KnobEntry(name, knob.takes, _default(knob), only, helps.get(name, "")))
-    return [*found.values()]
+            only = "; ".join(condition.said for knob_name, condition in conditions if knob_name == name)
+            entries.setdefault(name, KnobEntry(name, knob.takes, _default(knob), only, helps.get(name, "")))
+    return [*entries.values()]
 
 
 def _default(knob: Knob) -> str:
@@ -100,7 +100,7 @@ def _list_all(*, json: bool) -> None:
     rows = [("system", name, entry.says) for name, entry in ENTRIES.items()]
     rows += [("dataset", name, title) for name, title, _ in introductions(DATASETS)]
     for kind, folder in (("trace", "sessions"), ("conversations", "conversations")):
-        rows += [(kind, name, f"{title}: {what}") for name, title, what in introductions(DATASETS / folder)]
+        rows += [(kind, name, f"{title}: {text}") for name, title, text in introductions(DATASETS / folder)]
     rows += [("task", t.name, f"{t.title}, {t.criterion}: 'repro eval'") for t in TASKS.values()]
     rows += [
         ("platform", p.name, f"{p.title} ({'simulated' if p.executor == 'roofline' else 'measured'} by default)")
@@ -108,7 +108,7 @@ def _list_all(*, json: bool) -> None:
     ]
     rows += [("figure", f.name, f.title) for f in FIGURES.values()]
     if json:
-        print_json({"items": [{"kind": kind, "name": name, "what": what} for kind, name, what in rows]})
+        print_json({"items": [{"kind": kind, "name": name, "what": text} for kind, name, text in rows]})
     else:
         print_table("What there is", ("kind", "name", "what it is"), rows)
 

@@ -72,7 +72,7 @@ class PanelCommand(_HelpOff, TyperCommand):
         return released(super().get_help(ctx))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        shown = [
+        visible = [
             (param, record) for param in self.get_params(ctx) if (record := param.get_help_record(ctx)) is not None
         ]
         panels: dict[str, list[Any]] = {panel: [] for panel in (ARGUMENTS, FIRST, *PANELS, OTHERS)}
@@ -82,7 +82,7 @@ class PanelCommand(_HelpOff, TyperCommand):
             name = each[0].name
             return needed.index(name) if name in needed else len(needed)
 
-        for param, (name, text) in sorted(shown, key=place):
+        for param, (name, text) in sorted(visible, key=place):
             panel = getattr(param, "rich_help_panel", None) or (RUNS if param.name == "help" else OTHERS)
             if param.param_type_name == "argument":
                 panel = ARGUMENTS
@@ -102,19 +102,19 @@ class PanelCommand(_HelpOff, TyperCommand):
         super().format_help_text(ctx, formatter)
         if examples := examples_of(self.name or ""):
             with formatter.section("Examples"):
-                for line, does in examples:
-                    formatter.write(f"  # {does}\n  {line}\n")
+                for line, purpose in examples:
+                    formatter.write(f"  # {purpose}\n  {line}\n")
 
 
 def _check_given(command: TyperCommand, ctx: Any, args: list[str]) -> None:
     """Refuse an empty value: a path would mean the working directory, and a name would be ignored. Also refuse an option that takes one
     value but is given twice, as the library silently keeps the last."""
-    values, _, given = command.make_parser(ctx).parse_args(args=list(args))
-    options: list[Any] = [each for each in given if each.param_type_name == "option"]
+    values, _, parsed = command.make_parser(ctx).parse_args(args=list(args))
+    options: list[Any] = [option for option in parsed if option.param_type_name == "option"]
     for option in options:
         value = values.get(option.name)
-        told = value if isinstance(value, list | tuple) else (value,)
-        is_empty = any(isinstance(each, str) and not each.strip() for each in told)
+        items = value if isinstance(value, list | tuple) else (value,)
+        is_empty = any(isinstance(value, str) and not value.strip() for value in items)
         if is_empty and option.name not in _MAY_BE_EMPTY:
             raise UserError(f"{max(option.opts, key=len)}='' is empty: give a value, or leave it out")
     for name in command.callback.paths:  # type: ignore[union-attr]
@@ -123,8 +123,8 @@ def _check_given(command: TyperCommand, ctx: Any, args: list[str]) -> None:
     for option in dict.fromkeys(options):
         # Repeating a switch changes nothing, but giving it both on and off, or two values, is refused.
         may_come_again = option.multiple or option.count or (option.is_flag and not option.secondary_opts)
-        if not may_come_again and (num := given.count(option)) > 1:
-            raise UserError(f"{max(option.opts, key=len)} is given {num} times and takes one value: keep one")
+        if not may_come_again and (count := parsed.count(option)) > 1:
+            raise UserError(f"{max(option.opts, key=len)} is given {count} times and takes one value: keep one")
 
 
 def _told(text: str) -> str:
@@ -193,8 +193,8 @@ def _summary(name: str) -> str:
     """Return the first sentence of a command's docstring, read from the source, so that listing commands loads no module."""
     module, _, function = COMMANDS[name].partition(":")
     source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
-    told = re.search(rf'^def {function}\(.*?^    """(.*?)"""', source, re.DOTALL | re.MULTILINE)
-    paragraph = "" if told is None else " ".join(told[1].partition("\n\n")[0].split())
+    match = re.search(rf'^def {function}\(.*?^    """(.*?)"""', source, re.DOTALL | re.MULTILINE)
+    paragraph = "" if match is None else " ".join(match[1].partition("\n\n")[0].split())
     return re.split(r"(?<=\.) ", paragraph, maxsplit=1)[0]
 
 
@@ -255,7 +255,7 @@ def _settle_environment() -> None:
     settle()
     os.environ["MPLBACKEND"] = "agg"
     for name in ("COLUMNS", "LINES"):
-        if (told := os.environ.get(name)) is not None and terminal_size_of(told) is None:
+        if (size := os.environ.get(name)) is not None and terminal_size_of(size) is None:
             del os.environ[name]
 
 
@@ -303,11 +303,11 @@ def _sigterm_as_interrupt() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield received
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _say(ending: Ending) -> int:

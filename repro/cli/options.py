@@ -186,8 +186,8 @@ def parse_knobs(texts: Sequence[str], given: Mapping[str, Any], *, several: bool
             parsed = json.loads(value)
         except ValueError:
             parsed = value
-        one = value if isinstance(parsed, list | dict) else parsed
-        knobs.setdefault(name, []).append(one)
+        entry = value if isinstance(parsed, list | dict) else parsed
+        knobs.setdefault(name, []).append(entry)
     return {name: values[0] if len(values) == 1 else tuple(values) for name, values in knobs.items()}
 
 
@@ -226,14 +226,14 @@ class Knobs:
 
     @cached_property
     def _found(self) -> "Mapping[str, _Placed]":
-        found: dict[str, _Placed] = {}
+        placed: dict[str, _Placed] = {}
         for panel, settings in self._panels().items():
-            for each in settings:
-                kind, names = each if isinstance(each, Some) else (each, knobs_of(each))
+            for group in settings:
+                kind, names = group if isinstance(group, Some) else (group, knobs_of(group))
                 for name in names:
                     if name not in self._without:
-                        found.setdefault(name, _Placed(knobs_of(kind)[name], kind, panel))
-        return found
+                        placed.setdefault(name, _Placed(knobs_of(kind)[name], kind, panel))
+        return placed
 
     def parameters(self) -> Iterator[inspect.Parameter]:
         for knob, _, panel in self._found.values():
@@ -246,16 +246,16 @@ class Knobs:
 
     def _value(self, name: str, value: Any) -> Any:
         if isinstance(value, list):
-            values = tuple(dict.fromkeys(self._value(name, each) for each in value))
+            values = tuple(dict.fromkeys(self._value(name, item) for item in value))
             return values if len(values) > 1 else values[0]
         return size_of(name, value) if self._found[name].knob.is_size else value
 
     def helps(self) -> Iterator[tuple[str, str]]:
         """Yield the help text of each option. This reads sources, so call it only to print a help."""
-        usual = self._usual()
+        defaults = self._usual()
         for name, (knob, kind, _) in self._found.items():
-            text, default = helps_of(kind).get(name, ""), usual.get(name, _written(knob.default))
-            if not all(each in text for each in knob.choices):
+            text, default = helps_of(kind).get(name, ""), defaults.get(name, _written(knob.default))
+            if not all(choice in text for choice in knob.choices):
                 text = f"{text.removesuffix('.')}: {', '.join(knob.choices)}."
             yield name, text if default in (None, "") else f"{text.removesuffix('.')} [default: {default}]."
 
@@ -291,10 +291,10 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         command(**given)
 
     def helps() -> dict[str, str]:
-        found: dict[str, str] = {}
+        texts: dict[str, str] = {}
         for group in groups.values():
-            found |= group.helps() if isinstance(group, Knobs) else helps_of(group)
-        return found
+            texts |= group.helps() if isinstance(group, Knobs) else helps_of(group)
+        return texts
 
     keyword_only = [parameter.replace(kind=_KEYWORD) for parameter in parameters]
     spread_out.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
@@ -321,8 +321,8 @@ def _of_dataclass(group: Any) -> Iterator[inspect.Parameter]:
             yield _parameter(knobs[field.name], panel, default=default)
         else:
             # A path, or an option with several values.
-            own = declared if _is_option(declared) else Annotated[declared, typer.Option(rich_help_panel=panel)]
-            yield inspect.Parameter(field.name, _KEYWORD, default=_or_required(default), annotation=own)
+            annotation = declared if _is_option(declared) else Annotated[declared, typer.Option(rich_help_panel=panel)]
+            yield inspect.Parameter(field.name, _KEYWORD, default=_or_required(default), annotation=annotation)
 
 
 def _is_option(declared: Any) -> bool:
@@ -363,15 +363,15 @@ def answer_knobs() -> dict[str, Sequence[type | Some]]:
     from repro.families.block.settings import DECODING as BLOCK_DECODING
     from repro.families.block.settings import BlockKnobs
 
-    own = decoding_knobs()
-    return {**own, DECODING: (*own[DECODING], Some(BlockKnobs, BLOCK_DECODING))}
+    knobs = decoding_knobs()
+    return {**knobs, DECODING: (*knobs[DECODING], Some(BlockKnobs, BLOCK_DECODING))}
 
 
 def model_knobs() -> dict[str, Sequence[type | Some]]:
     from repro.families.dllm.settings import Device, ModelKnobs
 
-    what = Some(ModelKnobs, ("model",)), Some(Device, ("weights",))
-    return {WHAT: what, ENGINE: (Some(ModelKnobs, ("memory_limit",)), Device)}
+    model = Some(ModelKnobs, ("model",)), Some(Device, ("weights",))
+    return {WHAT: model, ENGINE: (Some(ModelKnobs, ("memory_limit",)), Device)}
 
 
 def engine_knobs(*more: type) -> dict[str, Sequence[type | Some]]:

@@ -23,15 +23,15 @@ GAP = "  "
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table no wider than the terminal. If it is too wide, columns with the same text in every row become a line above; those
     with numbers only if still needed. Then words of a cell are stacked, and if that is not enough, each row is printed downwards."""
-    held = [tuple(row) for row in rows]
+    cells = [tuple(row) for row in rows]
     width = _room(sys.stdout) or NOT_A_TERMINAL
     say(title)
-    if _taken(_lengths(columns, held, by_word=False)) > width and len(held) > 1:
-        columns, held = _without_constants(columns, held, width)
-    if _taken(_lengths(columns, held, by_word=True)) > width:
-        _print_downwards(columns, held, width)
+    if _taken(_lengths(columns, cells, by_word=False)) > width and len(cells) > 1:
+        columns, cells = _without_constants(columns, cells, width)
+    if _taken(_lengths(columns, cells, by_word=True)) > width:
+        _print_downwards(columns, cells, width)
     else:
-        _print_across(columns, held, width)
+        _print_across(columns, cells, width)
 
 
 def say(text: str, indent: str = "", *, file: TextIO | None = None) -> None:
@@ -43,8 +43,8 @@ def say(text: str, indent: str = "", *, file: TextIO | None = None) -> None:
 
 def _room(stream: TextIO) -> int:
     """Return the width of the stream's terminal, in characters. COLUMNS overrides it; 0 if neither is known."""
-    if told := terminal_size_of(os.environ.get("COLUMNS", "")):
-        return told
+    if columns := terminal_size_of(os.environ.get("COLUMNS", "")):
+        return columns
     try:
         return os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
@@ -85,52 +85,52 @@ def _without_constants(
     columns: Sequence[str], rows: Sequence[tuple[str, ...]], width: int
 ) -> tuple[list[str], list[tuple[str, ...]]]:
     """Leave out constant columns of words, then constant columns of numbers, the widest first, until the table fits."""
-    same = [i for i in range(len(columns)) if len({row[i] for row in rows}) == 1]
-    numbers = [i for i in same if any(map(str.isdigit, rows[0][i]))]
+    constant = [i for i in range(len(columns)) if len({row[i] for row in rows}) == 1]
+    numbers = [i for i in constant if any(map(str.isdigit, rows[0][i]))]
     lengths = _lengths(columns, rows, by_word=True)
-    kept = [i for i in range(len(columns)) if i not in same or i in numbers]
+    kept = [i for i in range(len(columns)) if i not in constant or i in numbers]
     for i in sorted(numbers, key=lambda i: -lengths[i]):
         if _taken([lengths[i] for i in kept]) <= width:
             break
         kept.remove(i)
     kept = kept or [0]
-    if said := "; ".join(f"{columns[i]}: {rows[0][i]}" for i in same if i not in kept and rows[0][i]):
-        say(said)
+    if text := "; ".join(f"{columns[i]}: {rows[0][i]}" for i in constant if i not in kept and rows[0][i]):
+        say(text)
     return [columns[i] for i in kept], [tuple(row[i] for i in kept) for row in rows]
 
 
 def _print_across(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> None:
-    given = _shared(columns, rows, width)
+    widths = _shared(columns, rows, width)
 
     def lines(cells: Sequence[str]) -> list[list[str]]:
         return [
-            [line for part in str(cell).splitlines() or [""] for line in _broken(part, length)]
-            for cell, length in zip(cells, given, strict=True)
+            [line for part in str(cell).splitlines() or [""] for line in _broken(part, width)]
+            for cell, width in zip(cells, widths, strict=True)
         ]
 
     heads = lines(columns)
     highest = max(map(len, heads))
     # A short head stands directly above its column.
     lowered = [[""] * (highest - len(head)) + head for head in heads]
-    for cells in (lowered, [["-" * length] for length in given], *map(lines, rows)):
+    for cells in (lowered, [["-" * width] for width in widths], *map(lines, rows)):
         for parts in zip_longest(*cells, fillvalue=""):
-            print(GAP.join(part.ljust(length) for part, length in zip(parts, given, strict=True)).rstrip())
+            print(GAP.join(part.ljust(width) for part, width in zip(parts, widths, strict=True)).rstrip())
 
 
 def _shared(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """Widths of the columns, each at least its longest word. We give the rest of the terminal to cells before heads, and first to the
     columns that lack least."""
-    whole = _lengths(columns, rows, by_word=False)
-    if _taken(whole) <= width:
-        return whole
-    given = _lengths(columns, rows, by_word=True)
-    room = width - _taken(given)
-    for wanted in (_lengths([""] * len(columns), rows, by_word=False), whole):
-        lacking = [max(0, wanted[i] - given[i]) for i in range(len(given))]
-        for done, i in enumerate(sorted(range(len(given)), key=lacking.__getitem__)):
-            more = min(lacking[i], room // (len(given) - done))
-            given[i], room = given[i] + more, room - more
-    return given
+    full = _lengths(columns, rows, by_word=False)
+    if _taken(full) <= width:
+        return full
+    widths = _lengths(columns, rows, by_word=True)
+    room = width - _taken(widths)
+    for targets in (_lengths([""] * len(columns), rows, by_word=False), full):
+        lacking = [max(0, targets[i] - widths[i]) for i in range(len(widths))]
+        for done, i in enumerate(sorted(range(len(widths)), key=lacking.__getitem__)):
+            more = min(lacking[i], room // (len(widths) - done))
+            widths[i], room = widths[i] + more, room - more
+    return widths
 
 
 def _print_downwards(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> None:

@@ -109,9 +109,9 @@ def plan(
     *, options: PlanOptions, given: Annotated[Given, Knobs(_memory_knobs, usual=of_platform)], json: opt.Json = False
 ) -> None:
     """Plan the memory (dLLM-Serve §4.2-4.3) with and without logit decomposition. Simulated: shapes only."""
-    places = [platform_of(name) for name in options.platform or ["rtx4090", "l40s"]]
-    cases = [_case(where, options.memory_limit, given) for where in places]
-    part = places[0].part(DllmPart)
+    platforms = [platform_of(name) for name in options.platform or ["rtx4090", "l40s"]]
+    cases = [_case(platform, options.memory_limit, given) for platform in platforms]
+    part = platforms[0].part(DllmPart)
     longest, input_len = min(config.max_model_len for _, _, config in cases) - part.gen_length, options.input_len
     if not 1 <= input_len <= longest:
         raise UserError(f"input_len={input_len} must be between 1 and {longest}: the model and the token budget set it")
@@ -187,18 +187,18 @@ class SessionOptions(Checked):
         from repro.capacity.objectives import parse_objectives, tightest
 
         if self.slo is not None:
-            found = parse_objectives(self.slo, ("ttft", "tpot", "itl"))
-            limits = tightest(found, "ttft"), tightest(found, "tpot", "itl")
+            objectives = parse_objectives(self.slo, ("ttft", "tpot", "itl"))
+            limits = tightest(objectives, "ttft"), tightest(objectives, "tpot", "itl")
             require(
                 (self.slo_ttft_s, self.slo_itl_s) == (None, None)
                 and None not in limits
-                and [each.percentile for each in found] == [95, 95],
+                and [objective.percentile for objective in objectives] == [95, 95],
                 f"slo={self.slo!r} must be all the objectives, one of ttft and one of itl at p95: plans are made for these",
             )
             return Slo(ttft_s=limits[0], itl_s=limits[1])  # type: ignore[arg-type]
-        printed = paper_objectives().get((model, trace))
-        ttft_s = self.slo_ttft_s or (printed and printed.ttft_ms / 1e3)
-        itl_s = self.slo_itl_s or (printed and printed.itl_ms / 1e3)
+        published = paper_objectives().get((model, trace))
+        ttft_s = self.slo_ttft_s or (published and published.ttft_ms / 1e3)
+        itl_s = self.slo_itl_s or (published and published.itl_ms / 1e3)
         missing = "--slo-ttft-s" if ttft_s is None else "--slo-itl-s"
         if ttft_s is None or itl_s is None:
             require(False, f"{model} on {trace} has no published objective: give {missing}, in seconds")
@@ -209,12 +209,12 @@ class SessionOptions(Checked):
         from repro.families.cluster.ampd_settings import SessionKnobs, sessions_asked
         from repro.runs.cell import Cell
 
-        given: dict[str, Any] = {} if self.trace_path is None else {"dataset_path": str(self.trace_path)}
-        name, usual = named_after(trace), 0
+        knobs: dict[str, Any] = {} if self.trace_path is None else {"dataset_path": str(self.trace_path)}
+        name, num_sessions = named_after(trace), 0
         if card is None:
-            given["workload"] = trace
+            knobs["workload"] = trace
         else:
-            name, usual = card.name, max(card.paper_sessions, card.paper_sessions * gpus // card.num_gpus)
+            name, num_sessions = card.name, max(card.paper_sessions, card.paper_sessions * gpus // card.num_gpus)
         cell = Cell(
             system="ampd",
             dataset=name,
@@ -222,9 +222,9 @@ class SessionOptions(Checked):
             executor="roofline",
             rate=rate,
             seed=PLAN_SEED,
-            knobs=tuple(given.items()),
+            knobs=tuple(knobs.items()),
         )
-        return sessions_asked(cell, SessionKnobs(num_prompts=self.num_sessions, **given), num_sessions=usual)
+        return sessions_asked(cell, SessionKnobs(num_prompts=self.num_sessions, **knobs), num_sessions=num_sessions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,28 +288,28 @@ def plan_cluster(
     rate = sample.rate or PLANNING_RATE * options.gpus / (1 if card is None else card.num_gpus)
     options, slo = options.on(gpu, shape), sample.objectives(shape.name, name)
     workload = sample.workload(options.trace, card, options.gpus, rate)
-    found = _planned(options, workload, solved, shape, gpu, rate, slo)
-    rows = _planned_rows(found.plans, slo, shape.name)
+    planned = _planned(options, workload, solved, shape, gpu, rate, slo)
+    rows = _planned_rows(planned.plans, slo, shape.name)
     title = f"{shape.name}, {name if card is None else card.title}, {options.gpus} x {gpu}, {rate:g} sessions/s"
     if plot is not None:
         _save_plans(plot, title, rows, options.obtained)
     if json:
-        how = {
-            "constants": found.constants,
+        facts = {
+            "constants": planned.constants,
             "solver": "enumeration",
-            "performance_model_error": found.performance.max_error,
-            "profile_seconds": found.profile_s,
-            "plan_seconds": found.plan_s,
+            "performance_model_error": planned.performance.max_error,
+            "profile_seconds": planned.profile_s,
+            "plan_seconds": planned.plan_s,
             "obtained": options.obtained,
         }
-        about = {"model": shape.name, "trace": name, "gpus": options.gpus, "hardware": gpu.name, "rate": rate}
-        print_json({**about, "slo": {"ttft_s": slo.ttft_s, "itl_s": slo.itl_s}, **how, "plans": rows})
+        inputs = {"model": shape.name, "trace": name, "gpus": options.gpus, "hardware": gpu.name, "rate": rate}
+        print_json({**inputs, "slo": {"ttft_s": slo.ttft_s, "itl_s": slo.itl_s}, **facts, "plans": rows})
         return
-    _print_plans(f"{title} ({options.obtained})", rows, found)
+    _print_plans(f"{title} ({options.obtained})", rows, planned)
 
 
 def _print_plans(title: str, rows: Sequence[Mapping[str, Any]], found: PlannedCluster) -> None:
-    print_table(title, tuple(CLUSTER_COLUMNS), [tuple(said(row) for said in CLUSTER_COLUMNS.values()) for row in rows])
+    print_table(title, tuple(CLUSTER_COLUMNS), [tuple(text(row) for text in CLUSTER_COLUMNS.values()) for row in rows])
     say(f"to run the first: {rows[0]['ran']}")
     best = found.plans[0]
     if best.value > 1:
@@ -324,8 +324,8 @@ def _print_plans(title: str, rows: Sequence[Mapping[str, Any]], found: PlannedCl
 
 def _save_plans(plot: Path, title: str, rows: Sequence[Mapping[str, Any]], obtained: str) -> None:
     bars = [{"label": row["deployment"], **row, "obtained": obtained, "valid": True} for row in rows]
-    said = {f"{metric}_p95_of_slo": f"P95 {metric.upper()}, of its objective" for metric in ("ttft", "itl")}
-    say(f"files: {', '.join(map(str, save_plot(plot, title, bars, said)))}", file=sys.stderr)
+    titles = {f"{metric}_p95_of_slo": f"P95 {metric.upper()}, of its objective" for metric in ("ttft", "itl")}
+    say(f"files: {', '.join(map(str, save_plot(plot, title, bars, titles)))}", file=sys.stderr)
 
 
 def _planned_rows(plans: Sequence[Plan], slo: Slo, model: str) -> list[dict[str, Any]]:
@@ -362,25 +362,25 @@ def _planned(
     config = PlannerConfig(method=solved.method)  # type: ignore[arg-type]
     path, gpus = workload.trace_path, options.gpus
     with readable("trace-path", None if path is None else Path(path), [options.trace]):
-        drawn = sessions_of(workload)
+        sample = sessions_of(workload)
     if path is not None or workload.file is not None:
-        say(drawn.provenance.description, file=sys.stderr)
-    ground = hardware_of(shape, card, options.constants, options.framework)
-    degrees = ground.degrees(min_kv_tokens=max(session.context_tokens for session in drawn.sessions))
+        say(sample.provenance.description, file=sys.stderr)
+    hardware = hardware_of(shape, card, options.constants, options.framework)
+    degrees = hardware.degrees(min_kv_tokens=max(session.context_tokens for session in sample.sessions))
     require(
         gpus >= 2 * min(degrees),
         f"gpus={gpus} do not hold a prefill and a decode worker of {shape.name}, which takes {min(degrees)} x {card} or "
         f"more each: give at least {2 * min(degrees)}",
     )
     start = time.perf_counter()
-    performance = performance_of(ground, gpus, profiled_context(workload))
+    performance = performance_of(hardware, gpus, profiled_context(workload))
     profiled = time.perf_counter()
-    planning = PlanningWorkload(sessions=drawn.sessions, rate=rate, slo=slo)
+    planning = PlanningWorkload(sessions=sample.sessions, rate=rate, slo=slo)
     table = coefficients(performance, planning, degrees, gpus, config.method)
-    found = solve(table, gpus, top=solved.top, config=config)
+    plans = solve(table, gpus, top=solved.top, config=config)
     end = time.perf_counter()
-    require(bool(found), f"gpus={gpus}: no split into prefill and decode workers uses them all, give an even number")
-    return PlannedCluster([*found], performance, ground.constants.name, profiled - start, end - profiled)
+    require(bool(plans), f"gpus={gpus}: no split into prefill and decode workers uses them all, give an even number")
+    return PlannedCluster([*plans], performance, hardware.constants.name, profiled - start, end - profiled)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -437,19 +437,19 @@ class CapacityGoal(Checked):
 
     def prices(self, platforms: Sequence[str]) -> Mapping[str, float]:
         """Return dollars per GPU hour by platform."""
-        found: dict[str, float] = {}
+        prices: dict[str, float] = {}
         for word in self.gpu_price or ():
-            where, _, text = word.rpartition("=")
+            card, _, text = word.rpartition("=")
             try:
                 price = float(text)
             except ValueError:
                 price = math.nan
             require(0 < price < 1e6, f"gpu_price={word!r} is no price: write dollars an hour, as 2.5 or h200=2.5")
             require(
-                where in ("", *platforms), f"gpu_price={word!r} is of no platform asked for: use {', '.join(platforms)}"
+                card in ("", *platforms), f"gpu_price={word!r} is of no platform asked for: use {', '.join(platforms)}"
             )
-            found |= dict.fromkeys([where] if where else platforms, price)
-        return found
+            prices |= dict.fromkeys([card] if card else platforms, price)
+        return prices
 
     def changes(self, given: Mapping[str, Any]) -> list[Change]:
         """Return the changes of ``vary``, and with ``audit`` one for leaving out each of the knobs ``given``."""
@@ -458,19 +458,19 @@ class CapacityGoal(Checked):
         require(
             not self.audit or bool(given), "audit has no effect without a --knob of yours: give one, or leave it out"
         )
-        found = []
+        changes = []
         for word in self.vary or ():
             name, equals, values = word.partition("=")
             require(bool(name and equals and values), f"vary={word!r} is no change: write NAME=VALUE,VALUE")
             for text in values.split(","):
                 value = text if name == "platform" else opt.parse_knobs([f"{name}={text}"], {})[name]
-                found.append(Change(name=name, value=value))
-        return found + [Change(name=name, value=None) for name in (given if self.audit else ())]
+                changes.append(Change(name=name, value=value))
+        return changes + [Change(name=name, value=None) for name in (given if self.audit else ())]
 
     def question(self, charged: opt.Charged, searched: Searched, knobs: Sequence[str]) -> Question:
         from repro.capacity.question import Question
 
-        given = opt.given(model=self.model) | charged.charged
+        settings = opt.given(model=self.model) | charged.charged
         return Question(
             systems=self.system or ["dynamo-sim", "vllm-sim"],
             platforms=self.platform or ["h200"],
@@ -483,7 +483,7 @@ class CapacityGoal(Checked):
                 "arrivals": "trace" if self.arrivals == "trace" else None,
             },
             slo=self.slo,
-            knobs=given | opt.parse_knobs(knobs, given),
+            knobs=settings | opt.parse_knobs(knobs, settings),
             num_prompts=searched.num_prompts,
             num_seeds=searched.seeds or (1 if self.arrivals == "trace" else 3),
         )
@@ -525,7 +525,7 @@ def capacity(
         as_served = replace(site, cell=replace(site.cell, rate=answers[0].rate or site.cell.rate))
         say(as_served.provenance.description, file=sys.stderr)
     rows = [_answer_row(answer, objectives, prices.get(answer.site.cell.platform)) for answer in answers]
-    about = {
+    inputs = {
         "workload": options.workload,
         "slo": " ".join(map(str, objectives)),
         "unit": sites[0].unit,
@@ -535,40 +535,40 @@ def capacity(
     }
     notes = _capacity_notes(answers, rows, options)
     served = [pair for pair in zip(answers, rows, strict=True) if pair[0].plan is not None]
-    decides = _decided(served, searched.resolution, notes)
+    decision = _decided(served, searched.resolution, notes)
     steps = _stepped(served, sizes, options.autoscale, notes) if options.autoscale is not None else []
     if (searched.seeds or 0) >= FEWEST_SEEDS and rate is None:
         notes += _margins(served, searched.resolution)
     effects = _effects(question, served, changes, searched.resolution, notes) if changes else []
     if json:
-        print_json({**about, "answers": rows, "decides": decides, "effects": effects, "notes": notes})
+        print_json({**inputs, "answers": rows, "decides": decision, "effects": effects, "notes": notes})
     else:
-        _print_answers(rows, about, sites[0].hardware()[0].name, objectives)
+        _print_answers(rows, inputs, sites[0].hardware()[0].name, objectives)
         _print_readings(steps, effects)
         for line in notes:
             say(line)
     if plot is not None and rows:
-        title = f"{Path(options.workload).name}: {about['slo']}"
-        drawn = _drawn_readings(plot, title, steps, effects) or save_capacity_plot(
+        title = f"{Path(options.workload).name}: {inputs['slo']}"
+        files = _drawn_readings(plot, title, steps, effects) or save_capacity_plot(
             plot, title, rows, sites[0].unit, rate is not None
         )
-        say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
+        say(f"files: {', '.join(map(str, files))}", file=sys.stderr)
 
 
 def _searched(search: Search, sites: Sequence[Site]) -> list[Answer]:
     """Run the search. Prints on stderr beforehand how long it takes, and afterwards what it tried."""
     from repro.capacity.readings import outlook
 
-    found, began = outlook(search, sites), time.perf_counter()
-    prompts = " to ".join(f"{num:,}" for num in dict.fromkeys(found.num_prompts))
+    estimate, start = outlook(search, sites), time.perf_counter()
+    prompts = " to ".join(f"{num:,}" for num in dict.fromkeys(estimate.num_prompts))
     unit = sites[0].unit.partition("/")[0]
-    runs = f"some {found.likely:,} simulations of {prompts} {unit}, at most {found.most:,}"
-    say(f"search: {runs}, about {found.seconds:.0f} s", file=sys.stderr)
+    runs = f"some {estimate.likely:,} simulations of {prompts} {unit}, at most {estimate.most:,}"
+    say(f"search: {runs}, about {estimate.seconds:.0f} s", file=sys.stderr)
     with counting("deployments") as advance:
         answers = search.answers(sites, advance)
-    plans, runs = (sum(getattr(each, name) for each in answers) for name in ("num_simulated", "num_runs"))
+    plans, runs = (sum(getattr(answer, name) for answer in answers) for name in ("num_simulated", "num_runs"))
     say(
-        f"search: {counted(plans, 'plan')} tried in {counted(runs, 'run')}, {time.perf_counter() - began:.0f} s",
+        f"search: {counted(plans, 'plan')} tried in {counted(runs, 'run')}, {time.perf_counter() - start:.0f} s",
         file=sys.stderr,
     )
     return answers
@@ -582,55 +582,55 @@ def _decided(served: Served, resolution: float, notes: list[str]) -> dict[str, A
     if not served:
         return {"runs": 0, "choices": []}
     (answer, row), *others = served
-    where, best = answer.site.cell.platform, answer.rate or 0.0
-    alike = [each for each, _ in others if each.site.cell.platform == where and each.gpus == answer.gpus]
-    rival = next((each for each in alike if each.site.cell.system != answer.site.cell.system), None)
+    platform, best = answer.site.cell.platform, answer.rate or 0.0
+    comparable = [other for other, _ in others if other.site.cell.platform == platform and other.gpus == answer.gpus]
+    rival = next((other for other in comparable if other.site.cell.system != answer.site.cell.system), None)
     next_best = None if answer.next_best is None else answer.next_best[0]
     choices, runs = choices_of(answer, next_best if rival is None else rival.plan, resolution)
-    told = [
+    choice_rows = [
         {"chosen": _unlike(each.chosen, each.instead), "instead": _unlike(each.instead, each.chosen), "rate": each.rate}
         for each in choices
     ]
-    if said := _decision_said(best, told, rival):
-        notes.append(f"{row['system']} on {row['gpus']} x {row['platform']} {said}")
+    if sentence := _decision_said(best, choice_rows, rival):
+        notes.append(f"{row['system']} on {row['gpus']} x {row['platform']} {sentence}")
     versus = None if rival is None else {"system": rival.site.title, "rate": rival.rate}
-    return {"system": row["system"], "versus": versus, "runs": runs, "choices": told}
+    return {"system": row["system"], "versus": versus, "runs": runs, "choices": choice_rows}
 
 
 def _unlike(setting: Setting, other: Setting) -> str:
     """The pairs of a setting that the other setting lacks."""
     from repro.runs.system import setting_said
 
-    own = setting_said(tuple(pair for pair in setting if pair not in other))
-    return own or " and ".join(f"{name} by default" for name, _ in other if name not in dict(setting))
+    pairs = setting_said(tuple(pair for pair in setting if pair not in other))
+    return pairs or " and ".join(f"{name} by default" for name, _ in other if name not in dict(setting))
 
 
 def _decision_said(best: float, choices: Sequence[Mapping[str, Any]], rival: Answer | None) -> str | None:
     """A sentence about the choice that costs most, with the rival that it beats; None if no choice decides."""
-    theirs = best if rival is None or rival.rate is None else rival.rate
+    rival_rate = best if rival is None or rival.rate is None else rival.rate
     ahead = "" if rival is None else f"is ahead of {rival.site.title}"
     if not choices or choices[0]["rate"] >= best:
-        told = "each choice made as by default serves as much, so the systems themselves decide"
-        return f"{ahead}: {told}" if theirs < best else None
+        text = "each choice made as by default serves as much, so the systems themselves decide"
+        return f"{ahead}: {text}" if rival_rate < best else None
     choice = choices[0]
-    serves = f"with {choice['instead']} it serves {choice['rate']:.4g} /s"
-    if rival is None or theirs >= best:
-        return f"serves {best:.4g} /s mostly because of {choice['chosen']}: {serves}"
-    also = f"and {rival.site.title} {theirs:.4g} /s"
-    if choice["rate"] < theirs:
-        return f"{ahead} because of {choice['chosen']}: {serves}, {also}"
-    return f"{ahead} by no one choice: {choice['chosen']} is worth most, but {serves}, {also}"
+    effect = f"with {choice['instead']} it serves {choice['rate']:.4g} /s"
+    if rival is None or rival_rate >= best:
+        return f"serves {best:.4g} /s mostly because of {choice['chosen']}: {effect}"
+    rival_serves = f"and {rival.site.title} {rival_rate:.4g} /s"
+    if choice["rate"] < rival_rate:
+        return f"{ahead} because of {choice['chosen']}: {effect}, {rival_serves}"
+    return f"{ahead} by no one choice: {choice['chosen']} is worth most, but {effect}, {rival_serves}"
 
 
 def _print_readings(steps: Sequence[Mapping[str, str]], effects: Sequence[Mapping[str, Any]]) -> None:
     if steps:
-        print_table("GPUs by step", tuple(steps[0]), [tuple(each.values()) for each in steps])
+        print_table("GPUs by step", tuple(steps[0]), [tuple(step.values()) for step in steps])
     if effects:
-        shown = [
+        cells = [
             (*[str(row[name]) for name in EFFECT], _plan_said(row), number(row["rate"], 3), number(row["percent"]))
             for row in effects
         ]
-        print_table("With one change, all else held", (*EFFECT, "plan", "rate /s", "% of as asked"), shown)
+        print_table("With one change, all else held", (*EFFECT, "plan", "rate /s", "% of as asked"), cells)
 
 
 def _drawn_readings(
@@ -638,18 +638,18 @@ def _drawn_readings(
 ) -> tuple[Path, Path] | None:
     """Draw the effects as points about a line at the rate as asked (a tornado), or the GPUs of steps as bars. None without either."""
     if effects:
-        told = [{name: value for name, value in row.items() if name != "cell"} for row in effects]
-        bars = [{"label": " ".join(str(row[name]) for name in EFFECT), **row, "valid": True} for row in told]
+        rows = [{name: value for name, value in row.items() if name != "cell"} for row in effects]
+        bars = [{"label": " ".join(str(row[name]) for name in EFFECT), **row, "valid": True} for row in rows]
         return save_plot(plot, title, bars, {"percent": "% of the rate as asked"}, {"percent": 100})
     if not steps:
         return None
-    where = list(steps[0])[3:]
+    columns = list(steps[0])[3:]
     hours = [
-        {"label": f"from {row['from h']} h", **{name: int(row[name]) if row[name] != "-" else None for name in where}}
+        {"label": f"from {row['from h']} h", **{name: int(row[name]) if row[name] != "-" else None for name in columns}}
         for row in steps
     ]
-    drawn = [{**row, "obtained": "simulated", "valid": True} for row in hours]
-    return save_plot(plot, title, drawn, {name: f"GPUs: {name}" for name in where})
+    plotted = [{**row, "obtained": "simulated", "valid": True} for row in hours]
+    return save_plot(plot, title, plotted, {name: f"GPUs: {name}" for name in columns})
 
 
 def _own_rate(site: Site, hours: float) -> float:
@@ -669,14 +669,14 @@ def _stepped(served: Served, sizes: Sizes, hours: float, notes: list[str]) -> li
     table: dict[float, dict[str, str]] = {}
     for answer, row in served:
         steps = stepped(answer, sizes.fitting(answer.site), hours)
-        where = f"{row['system']}, {row['platform']}"
-        fixed = answer.gpus * math.fsum(each["hours"] for each in steps)
-        in_steps = math.fsum((each["gpus"] or answer.gpus) * each["hours"] for each in steps)
+        label = f"{row['system']}, {row['platform']}"
+        fixed = answer.gpus * math.fsum(step["hours"] for step in steps)
+        in_steps = math.fsum((step["gpus"] or answer.gpus) * step["hours"] for step in steps)
         row |= {"steps": steps, "fixed_gpu_hours": fixed, "stepped_gpu_hours": in_steps}
-        most = max(each["gpus"] or answer.gpus for each in steps)
+        largest = max(step["gpus"] or answer.gpus for step in steps)
         notes.append(
-            f"{where}: {answer.gpus} GPUs all the time take {fixed:.4g} GPU h, steps of {hours:g} h, each within the objectives by itself, "
-            f"{in_steps:.4g} ({100 * (1 - in_steps / fixed):.0f} % fewer), with {most} GPUs in the largest"
+            f"{label}: {answer.gpus} GPUs all the time take {fixed:.4g} GPU h, steps of {hours:g} h, each within the objectives by itself, "
+            f"{in_steps:.4g} ({100 * (1 - in_steps / fixed):.0f} % fewer), with {largest} GPUs in the largest"
         )
         for step in steps:
             line = table.setdefault(
@@ -687,7 +687,7 @@ def _stepped(served: Served, sizes: Sizes, hours: float, notes: list[str]) -> li
                     "sessions/s": f"{step['rate']:.3g}",
                 },
             )
-            line[where] = "-" if step["gpus"] is None else str(step["gpus"])
+            line[label] = "-" if step["gpus"] is None else str(step["gpus"])
     return list(table.values())
 
 
@@ -701,18 +701,18 @@ def _margins(served: Served, resolution: float) -> list[str]:
     from repro.runs.statistics import paired_ratio
 
     best: dict[int, dict[str, Any]] = {}
-    said = []
+    notes = []
     for answer, row in served:
         row["rate_by_seed"] = rates_by_seed(answer, resolution)
         first = best.setdefault(answer.gpus, row)
-        found = paired_ratio(first["rate_by_seed"], row["rate_by_seed"])
-        if first is not row and found.mean is not None:
-            ends = "" if found.low is None or found.high is None else f" [{found.low:.3g}, {found.high:.3g}]"
-            who = [f"{each['system']} on {each['gpus']} x {each['platform']}" for each in (first, row)]
-            said.append(
-                f"{who[0]} serves {found.mean:.3g}{ends} times what {who[1]} does (95 %, {counted(found.n, 'seed')})"
+        ratio = paired_ratio(first["rate_by_seed"], row["rate_by_seed"])
+        if first is not row and ratio.mean is not None:
+            ends = "" if ratio.low is None or ratio.high is None else f" [{ratio.low:.3g}, {ratio.high:.3g}]"
+            pair = [f"{entry['system']} on {entry['gpus']} x {entry['platform']}" for entry in (first, row)]
+            notes.append(
+                f"{pair[0]} serves {ratio.mean:.3g}{ends} times what {pair[1]} does (95 %, {counted(ratio.n, 'seed')})"
             )
-    return said
+    return notes
 
 
 EFFECT = ("system", "platform", "gpus", "change")
@@ -724,22 +724,22 @@ def _effects(
     """Return a row for each change of each answer. Adds to ``notes`` which changes had no effect."""
     from repro.capacity.readings import varied
 
-    found = []
+    effects = []
     for answer, _ in served:
         with counting("changes") as advance:
-            own, *others = varied(question, answer, changes, resolution, advance)
+            baseline, *variants = varied(question, answer, changes, resolution, advance)
         rows: list[dict[str, Any]] = []
-        for change, each in zip((None, *changes), (own, *others), strict=True):
-            percent = 100 * (each.rate or 0.0) / own.rate if own.rate else None
+        for change, variant in zip((None, *changes), (baseline, *variants), strict=True):
+            percent = 100 * (variant.rate or 0.0) / baseline.rate if baseline.rate else None
             rows.append(
-                {"change": each.site.label, "percent": percent, **_answer_row(each, question.objectives(), None)}
+                {"change": variant.site.label, "percent": percent, **_answer_row(variant, question.objectives(), None)}
             )
-            if change is not None and (each.rate, each.at) == (own.rate, own.at):
-                where = f"{rows[-1]['system']} on {rows[-1]['platform']}"
-                told = f"{change.name} changed no number, without it the rate is the same"
-                notes.append(f"{where}: {told if change.value is None else f'{change} changed no number'}")
-        found += sorted(rows, key=lambda row: -abs((row["percent"] or 0) - 100))
-    return found
+            if change is not None and (variant.rate, variant.at) == (baseline.rate, baseline.at):
+                label = f"{rows[-1]['system']} on {rows[-1]['platform']}"
+                text = f"{change.name} changed no number, without it the rate is the same"
+                notes.append(f"{label}: {text if change.value is None else f'{change} changed no number'}")
+        effects += sorted(rows, key=lambda row: -abs((row["percent"] or 0) - 100))
+    return effects
 
 
 def _plan_said(row: Mapping[str, Any]) -> str:
@@ -748,8 +748,8 @@ def _plan_said(row: Mapping[str, Any]) -> str:
 
 def _answer_row(answer: Answer, objectives: Sequence[Objective], price: float | None) -> dict[str, Any]:
     """``price`` is in dollars per GPU hour."""
-    site, plan, at = answer.site, answer.plan, answer.at
-    goodput = None if at is None or answer.rate is None else answer.rate * at.session_attainment
+    site, plan, verdict = answer.site, answer.plan, answer.at
+    goodput = None if verdict is None or answer.rate is None else answer.rate * verdict.session_attainment
     hours = answer.gpus / (3.6 * goodput) if goodput else None
     row: dict[str, Any] = {
         "system": site.title,
@@ -758,19 +758,19 @@ def _answer_row(answer: Answer, objectives: Sequence[Objective], price: float | 
         "plan": None if plan is None else plan.name,
         "schedule": None if plan is None else plan.schedule or None,
         "rate": answer.rate,
-        "attainment": None if at is None else at.attainment,
-        "session_attainment": None if at is None else at.session_attainment,
+        "attainment": None if verdict is None else verdict.attainment,
+        "session_attainment": None if verdict is None else verdict.session_attainment,
         "goodput": goodput,
         "gpu_hours_per_1000_good": hours,
         "dollars_per_1000_good": None if hours is None or price is None else hours * price,
     }
-    for each in objectives:
-        row[f"{each.metric}_p{each.percentile:g}_s"] = None if at is None else at.values[str(each)]
+    for goal in objectives:
+        row[f"{goal.metric}_p{goal.percentile:g}_s"] = None if verdict is None else verdict.values[str(goal)]
     cell = None if plan is None or answer.rate is None else site.of_run(plan, answer.rate, 0)
     return row | {
-        "longest_ttft_s": None if at is None else at.longest_s,
+        "longest_ttft_s": None if verdict is None else verdict.longest_s,
         "binds": answer.binds,
-        "arrivals_over_stay": None if at is None or math.isinf(at.stays) else at.stays,
+        "arrivals_over_stay": None if verdict is None or math.isinf(verdict.stays) else verdict.stays,
         "num_prompts": site.cell.knob_values["num_prompts"],
         "is_monotone": answer.is_monotone,
         "plans": answer.num_plans,
@@ -792,11 +792,11 @@ def _ran(cell: Cell, shape: ModelShape) -> str:
     from repro.capacity.sites import SET_HERE
     from repro.runs.system import options_said, settings_of
 
-    ours = {"deployment", "num_gpus", "num_instances"}
-    known = {name for kind in settings_of(cell.system) for name in knobs_of(kind)}
-    usual = {"model": shape.name, "precision": shape.precision} if "precision" in known else {}
-    asked = {name: value for name, value in cell.asked.items() if name in ours or name not in SET_HERE}
-    return options_said(usual | asked)
+    shown = {"deployment", "num_gpus", "num_instances"}
+    names = {name for kind in settings_of(cell.system) for name in knobs_of(kind)}
+    defaults = {"model": shape.name, "precision": shape.precision} if "precision" in names else {}
+    requested = {name: value for name, value in cell.asked.items() if name in shown or name not in SET_HERE}
+    return options_said(defaults | requested)
 
 
 def _print_answers(
@@ -815,9 +815,9 @@ def _print_answers(
     }
     if {*columns["$ /1000"]} == {"-"}:
         del columns["$ /1000"]
-    for each in objectives:
-        name = f"{each.metric}_p{each.percentile:g}"
-        columns[f"{each.metric.upper()} p{each.percentile:g} ms"] = [
+    for objective in objectives:
+        name = f"{objective.metric}_p{objective.percentile:g}"
+        columns[f"{objective.metric.upper()} p{objective.percentile:g} ms"] = [
             number(row[f"{name}_s"], 0, scale=1e3) for row in rows
         ]
     columns["longest wait s"] = [number(row["longest_ttft_s"], 2) for row in rows]
@@ -840,44 +840,44 @@ def _capacity_notes(answers: Sequence[Answer], rows: Sequence[Mapping[str, Any]]
     from repro.capacity.sites import LASTING
 
     plans, simulated, runs = (sum(row[name] for row in rows) for name in ("plans", "simulated_plans", "runs"))
-    said = [f"{counted(plans, 'plan')}, {simulated} of them simulated, in {counted(runs, 'run')}"]
+    notes = [f"{counted(plans, 'plan')}, {simulated} of them simulated, in {counted(runs, 'run')}"]
     bursts = {}
     for answer, row in zip(answers, rows, strict=True):
-        where = f"{row['system']} on {row['gpus']} x {row['platform']}"
+        label = f"{row['system']} on {row['gpus']} x {row['platform']}"
         if answer.plan is None:
-            what = "any rate" if options.rate is None else f"{options.rate:g} {answer.site.unit}"
-            told = f" ({row['binds']} is beyond its limit at the lowest)" if row["binds"] else ""
-            said.append(f"{where}: no plan serves {what} within the objectives{told}")
+            target = "any rate" if options.rate is None else f"{options.rate:g} {answer.site.unit}"
+            detail = f" ({row['binds']} is beyond its limit at the lowest)" if row["binds"] else ""
+            notes.append(f"{label}: no plan serves {target} within the objectives{detail}")
         elif (row["arrivals_over_stay"] or LASTING) < LASTING:
-            bursts[where] = (
+            bursts[label] = (
                 row["arrivals_over_stay"],
                 math.ceil(row["num_prompts"] * LASTING / row["arrivals_over_stay"]),
             )
         if answer.next_best is not None and answer.plan is not None:
-            told = f"next best {_named(answer.next_best[0])} {answer.next_best[1]:.4g} /s"
-            said.append(f"{where}: {told}")
+            detail = f"next best {_named(answer.next_best[0])} {answer.next_best[1]:.4g} /s"
+            notes.append(f"{label}: {detail}")
         if not answer.is_monotone:
-            said.append(f"{where}: a fifth less is not served, so the rate is no capacity: add seeds or requests")
+            notes.append(f"{label}: a fifth less is not served, so the rate is no capacity: add seeds or requests")
     unlimited = {
         name for answer in answers if answer.at is not None for name, value in answer.at.values.items() if value is None
     }
-    said += [f"{name} limits nothing: no answer has a second token" for name in sorted(unlimited)]
-    least = min(each.percentile for each in answers[0].site.objectives)
+    notes += [f"{name} limits nothing: no answer has a second token" for name in sorted(unlimited)]
+    percentile = min(objective.percentile for objective in answers[0].site.objectives)
     missed = {
         f"{100 * row['session_attainment']:.3g} % of {row['system']} on {row['gpus']} x {row['platform']}"
         for row in rows
-        if row["session_attainment"] is not None and round(100 * row["session_attainment"], 1) < least
+        if row["session_attainment"] is not None and round(100 * row["session_attainment"], 1) < percentile
     }
     if missed:
-        said.append(
+        notes.append(
             f"percentiles are of rounds, or of gaps, so fewer {answers[0].site.unit.partition('/')[0]} keep every limit themselves: "
             f"{', '.join(sorted(missed))}"
         )
     if bursts:
-        told = ", ".join(f"{where} {times:.1f}" for where, (times, _) in bursts.items())
-        most = max(num for _, num in bursts.values())
-        mend = "" if options.arrivals == "trace" else f": --num-prompts {most} mends it"
-        said.append(
-            f"arrivals last fewer than {LASTING} times as long as a session ({told}), so these rates are bursts' and too high{mend}"
+        detail = ", ".join(f"{label} {times:.1f}" for label, (times, _) in bursts.items())
+        num_prompts = max(num for _, num in bursts.values())
+        remedy = "" if options.arrivals == "trace" else f": --num-prompts {num_prompts} mends it"
+        notes.append(
+            f"arrivals last fewer than {LASTING} times as long as a session ({detail}), so these rates are bursts' and too high{remedy}"
         )
-    return said
+    return notes

@@ -41,7 +41,7 @@ def save_plot(
     figure = Figure(figsize=(3 + 3 * len(titles), 1.2 + 0.35 * len(rows)), layout="constrained")
     (panels,) = figure.subplots(1, len(titles), sharey=True, squeeze=False)
     labels = [f"{row['label']}{'' if row['valid'] else ' (INVALID)'}" for row in rows]
-    for axes, (column, said) in zip(panels, titles.items(), strict=True):
+    for axes, (column, axis_title) in zip(panels, titles.items(), strict=True):
         arms = [_arms(row, column) for row in rows]
         error = {"xerr": list(zip(*arms, strict=True)), "capsize": 3} if any(map(any, arms)) else {}
         if column in guides:
@@ -51,7 +51,7 @@ def save_plot(
         else:
             axes.barh(range(len(rows)), [row[column] or 0 for row in rows], color="#4477aa", **error)
         axes.set_yticks(range(len(rows)), labels)
-        axes.set_xlabel(said)
+        axes.set_xlabel(axis_title)
     panels[0].invert_yaxis()
     obtained = ", ".join(sorted({str(row["obtained"]) for row in rows}))
     figure.suptitle(f"{title} ({obtained})", fontsize="medium")
@@ -73,11 +73,11 @@ def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def save_drawn(path: Path, figure: "Figure", rows: Sequence[Mapping[str, Any]]) -> tuple[Path, Path]:
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format=path.suffix[1:], dpi=150)
-    beside = path.with_suffix(".csv")
-    replace_all({path: drawn.getvalue(), beside: csv_of(rows).encode()})
-    return path, beside
+    picture = io.BytesIO()
+    figure.savefig(picture, format=path.suffix[1:], dpi=150)
+    csv_path = path.with_suffix(".csv")
+    replace_all({path: picture.getvalue(), csv_path: csv_of(rows).encode()})
+    return path, csv_path
 
 
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
@@ -106,11 +106,11 @@ def save_accuracy_plot(path: Path, curves: "Sequence[Curve]", rows: Sequence[Map
         1 + len(costs), len(tasks), sharex="col", squeeze=False, height_ratios=[2.2, *(1 for _ in costs)]
     )
     for column, task in enumerate(tasks):
-        own = [curve for curve in curves if curve.points[0].task == task]
-        _accuracy(grid[0][column], own, task)
+        of_task = [curve for curve in curves if curve.points[0].task == task]
+        _accuracy(grid[0][column], of_task, task)
         for axes, cost in zip(grid[1:, column], costs, strict=True):
-            _cost(axes, own, cost)
-        grid[-1][column].set_xlabel(AXES.get(str(own[0].axis), str(own[0].axis)))
+            _cost(axes, of_task, cost)
+        grid[-1][column].set_xlabel(AXES.get(str(of_task[0].axis), str(of_task[0].axis)))
     grid[0][0].set_ylabel("problems solved (%)")
     for axes, cost in zip(grid[1:, 0], costs, strict=True):
         axes.set_ylabel(COSTS[cost])
@@ -121,31 +121,31 @@ def save_accuracy_plot(path: Path, curves: "Sequence[Curve]", rows: Sequence[Map
 
 
 def _accuracy(axes: "Axes", curves: "Sequence[Curve]", task: str) -> None:
-    for place, curve in enumerate(curves):
-        known = [(x, point.share()) for x, point in zip(curve.places, curve.points, strict=True)]
-        solved = [(x, each) for x, each in known if each is not None]
-        values = [100 * each["value"] for _, each in solved]
+    for index, curve in enumerate(curves):
+        shares = [(x, point.share()) for x, point in zip(curve.places, curve.points, strict=True)]
+        solved = [(x, share) for x, share in shares if share is not None]
+        values = [100 * share["value"] for _, share in solved]
         arms = [
-            [100 * (each["value"] - each["low"]) for _, each in solved],
-            [100 * (each["high"] - each["value"]) for _, each in solved],
+            [100 * (share["value"] - share["low"]) for _, share in solved],
+            [100 * (share["high"] - share["value"]) for _, share in solved],
         ]
         # Shift intervals at one ratio apart, so that they do not overlap.
-        aside = (place - (len(curves) - 1) / 2) * 0.012 * (max(curve.places) - min(curve.places))
-        axes.errorbar([x + aside for x, _ in solved], values, yerr=arms, label=curve.label, capsize=3, **_look(place))
-    num = {each["n"] for curve in curves for point in curve.points if (each := point.share()) is not None}
-    for curve, shown in _references(curves):
+        shift = (index - (len(curves) - 1) / 2) * 0.012 * (max(curve.places) - min(curve.places))
+        axes.errorbar([x + shift for x, _ in solved], values, yerr=arms, label=curve.label, capsize=3, **_look(index))
+    nums = {share["n"] for curve in curves for point in curve.points if (share := point.share()) is not None}
+    for curve, label in _references(curves):
         if (dense := curve.reference.share()) is not None:
-            axes.axhline(100 * dense["value"], color=GREY, linestyle="--", linewidth=1, label=shown)
+            axes.axhline(100 * dense["value"], color=GREY, linestyle="--", linewidth=1, label=label)
             axes.axhspan(100 * dense["low"], 100 * dense["high"], color=GREY, alpha=0.12, linewidth=0)
-    axes.set_title(f"{task} (n = {', '.join(map(str, sorted(num)))})", fontsize="medium")
+    axes.set_title(f"{task} (n = {', '.join(map(str, sorted(nums)))})", fontsize="medium")
     axes.legend(fontsize="x-small", loc="best")
     axes.grid(alpha=0.25)
 
 
 def _cost(axes: "Axes", curves: "Sequence[Curve]", cost: str) -> None:
-    for place, curve in enumerate(curves):
-        known = [(x, point.mean(cost)) for x, point in zip(curve.places, curve.points, strict=True)]
-        axes.plot([x for x, y in known if y is not None], [y for _, y in known if y is not None], **_look(place))
+    for index, curve in enumerate(curves):
+        means = [(x, point.mean(cost)) for x, point in zip(curve.places, curve.points, strict=True)]
+        axes.plot([x for x, y in means if y is not None], [y for _, y in means if y is not None], **_look(index))
     for curve, _ in _references(curves):
         if (dense := curve.reference.mean(cost)) is not None:
             axes.axhline(dense, color=GREY, linestyle="--", linewidth=1)
@@ -160,15 +160,15 @@ def _references(curves: "Sequence[Curve]") -> "list[tuple[Curve, str | None]]":
     """Curves whose reference keeps every cache row, with its label. References with equal verdicts are drawn once."""
     from repro.workbench.accuracy import RETENTION
 
-    found: list[tuple[Curve, str | None]] = []
+    references: list[tuple[Curve, str | None]] = []
     seen: set[tuple[bool, ...]] = set()
     for curve in curves:
         point: Point = curve.reference
         verdicts = tuple(point.verdicts())
         if curve.axis == RETENTION and point.runs[0].cell.knob_values.get(RETENTION) == 1 and verdicts not in seen:
             seen.add(verdicts)
-            found.append((curve, "every row kept" if len(seen) == 1 else None))
-    return found
+            references.append((curve, "every row kept" if len(seen) == 1 else None))
+    return references
 
 
 def _look(place: int) -> dict[str, Any]:
@@ -182,15 +182,15 @@ def _look(place: int) -> dict[str, Any]:
 
 def _flat(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Flatten a row for the CSV, with one number per column. ``names`` are the knobs that tell rows apart."""
-    found = dict(row)
+    flat = dict(row)
     for name in ("accuracy", "accuracy_strict"):
-        share = found.pop(name) or {}
-        found |= {name: share.get("value"), **{f"{name}_{end}": share.get(end) for end in ("low", "high", "n")}}
+        share = flat.pop(name) or {}
+        flat |= {name: share.get("value"), **{f"{name}_{end}": share.get(end) for end in ("low", "high", "n")}}
     for end in ("", "_low", "_high"):
-        value = found[f"accuracy{end}"]
-        found[f"accuracy_percent{end}"] = None if value is None else 100 * value
-    found["setting"] = "".join(f", {name}={row[name]}" for name in names)
-    return found
+        value = flat[f"accuracy{end}"]
+        flat[f"accuracy_percent{end}"] = None if value is None else 100 * value
+    flat["setting"] = "".join(f", {name}={row[name]}" for name in names)
+    return flat
 
 
 def save_capacity_plot(
@@ -210,27 +210,27 @@ def save_capacity_plot(
     figure = Figure(figsize=(6.5, 4.2), layout="constrained")
     axes = figure.subplots()
     for name in dict.fromkeys((row["system"], row["platform"]) for row in rows):
-        own = sorted(
+        points = sorted(
             (row["gpus"], row["rate"]) for row in rows if (row["system"], row["platform"]) == name and row["plan"]
         )
-        if own:
-            axes.plot(*zip(*own, strict=True), marker="o", linewidth=1, label=f"{name[0]}, {name[1]}")
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", linewidth=1, label=f"{name[0]}, {name[1]}")
     if front:
-        places = [(row["gpus"], row["rate"]) for row in front]
-        axes.plot(*zip(*places, strict=True), color="#999999", linewidth=4, alpha=0.4, zorder=0, label="Pareto front")
+        corners = [(row["gpus"], row["rate"]) for row in front]
+        axes.plot(*zip(*corners, strict=True), color="#999999", linewidth=4, alpha=0.4, zorder=0, label="Pareto front")
         axes.legend(fontsize="small")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         ticks = sorted({row["gpus"] for row in rows})
-        axes.set_xticks(ticks, [str(each) for each in ticks])
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xlabel("GPUs")
     axes.set_ylabel(unit)
     obtained = ", ".join(sorted({str(row["obtained"]) for row in rows}))
     figure.suptitle(f"{title} ({obtained})", fontsize="medium", wrap=True)
-    told = [
+    csv_rows = [
         {name: value for name, value in row.items() if name != "cell"} | {"is_pareto": row in front} for row in rows
     ]
-    return save_drawn(path, figure, told)
+    return save_drawn(path, figure, csv_rows)
 
 
 def pareto(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -48,9 +48,9 @@ def report(
         text = guide_of(root)
     else:
         with counting("pictures:") as advance:
-            shown = contents(root, store, advance)
-        text = html(shown)
-        papers = {paper.name: [section.name for section in found] for paper, found in shown["papers"]}
+            page = contents(root, store, advance)
+        text = html(page)
+        papers = {paper.name: [section.name for section in sections] for paper, sections in page["papers"]}
     size = len(text.encode())
     replace_text(out, text)
     if json:

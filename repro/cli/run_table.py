@@ -30,7 +30,7 @@ def lengths_of(run: StoredRun) -> Lengths:
     facts = run.manifest["facts"]
     scale = facts.get("dataset", {}).get("length_scale") or facts.get("facts", {}).get("length_scale") or 1.0
     sums = (run.sum_of(column) for column in ("prompt_len", "output_len"))
-    prompt, output = (total / num if num else None for num, total in sums)
+    prompt, output = (total / count if count else None for count, total in sums)
     return Lengths(prompt, output, float(scale))
 
 
@@ -44,33 +44,33 @@ def reading_of(run: StoredRun) -> str | None:
 
 def lengths_by_dataset(runs: Iterable[StoredRun]) -> Mapping[str, list[Lengths]]:
     """Return the lengths by data set, one entry for all runs whose requests are drawn alike."""
-    drawn = {
+    by_draw = {
         (run.cell.dataset, *(run.cell.knob_values.get(name) for name in _OF_LENGTHS)): run for run in reversed([*runs])
     }
-    found: dict[str, list[Lengths]] = {}
-    for (dataset, *_), run in reversed(drawn.items()):
-        found.setdefault(str(dataset), []).append(lengths_of(run))
-    return found
+    by_dataset: dict[str, list[Lengths]] = {}
+    for (dataset, *_), run in reversed(by_draw.items()):
+        by_dataset.setdefault(str(dataset), []).append(lengths_of(run))
+    return by_dataset
 
 
 def lengths_json(runs: Iterable[StoredRun]) -> dict[str, list[dict[str, float | None]]]:
-    return {dataset: [each._asdict() for each in found] for dataset, found in lengths_by_dataset(runs).items()}
+    return {dataset: [length._asdict() for length in lengths] for dataset, lengths in lengths_by_dataset(runs).items()}
 
 
 def lengths_line(runs: Iterable[StoredRun]) -> str:
     """One line of lengths, for a table whose rows stand for many runs."""
-    said = []
-    for dataset, found in lengths_by_dataset(runs).items():
-        prompts, outputs = ([each[i] for each in found if each[i] is not None] for i in (0, 1))
-        scales = sorted({each.length_scale for each in found} - {1.0})
+    parts = []
+    for dataset, lengths in lengths_by_dataset(runs).items():
+        prompts, outputs = ([length[i] for length in lengths if length[i] is not None] for i in (0, 1))
+        scales = sorted({length.length_scale for length in lengths} - {1.0})
         scaled = f" (x {', '.join(f'{scale:g}' for scale in scales)})" if scales else ""
-        said.append(f"{dataset} {_span(prompts)}{scaled} / {_span(outputs)}")
-    return f"mean tokens of a prompt / of an answer: {'; '.join(said)}"
+        parts.append(f"{dataset} {_span(prompts)}{scaled} / {_span(outputs)}")
+    return f"mean tokens of a prompt / of an answer: {'; '.join(parts)}"
 
 
 def _span(means: Sequence[float | None]) -> str:
-    known = sorted(each for each in means if each is not None)
-    texts = list(dict.fromkeys(number(each, 0) for each in (known[:1] + known[-1:])))
+    sorted_means = sorted(mean for mean in means if mean is not None)
+    texts = list(dict.fromkeys(number(mean, 0) for mean in (sorted_means[:1] + sorted_means[-1:])))
     return " to ".join(texts) or "-"
 
 
@@ -78,33 +78,33 @@ def print_runs(rows: Sequence[Sequence[StoredRun]], varied: Sequence[str] = ()) 
     """Print one table per family, with the columns that its runs have. A row is a run, or the repeats of one; ``varied`` are the knobs
     that differ between rows."""
     for family in dict.fromkeys(row[0].family.name for row in rows):
-        own = [_Row(row, [lengths_of(run) for run in row]) for row in rows if row[0].family.name == family]
-        columns = {title: [said(row) for row in own] for title, said in COLUMNS.items()}
-        of = own[0].run.family
-        shown = of.shown
-        for title, unsaid in (("reading", "-"), ("lengths", "x 1"), ("model", "-")):
-            if {*columns[title]} == {unsaid}:
+        table_rows = [_Row(row, [lengths_of(run) for run in row]) for row in rows if row[0].family.name == family]
+        columns = {title: [text(row) for row in table_rows] for title, text in COLUMNS.items()}
+        of_family = table_rows[0].run.family
+        shown = of_family.shown
+        for title, default in (("reading", "-"), ("lengths", "x 1"), ("model", "-")):
+            if {*columns[title]} == {default}:
                 del columns[title]
-        if any(each.metric == "input_len" for each in shown):
+        if any(column.metric == "input_len" for column in shown):
             del columns["prompt tok"], columns["output tok"]
-        if of.ends_at_first_token:
+        if of_family.ends_at_first_token:
             del columns["output tok"], columns["tok/s"]
-        columns = {f"rate {of.unit}/s" if title == "rate" else title: cells for title, cells in columns.items()}
-        if of.ends_at_first_token:
+        columns = {f"rate {of_family.unit}/s" if title == "rate" else title: cells for title, cells in columns.items()}
+        if of_family.ends_at_first_token:
             columns = {f"TTFT {title}" if title.endswith(" s") else title: cells for title, cells in columns.items()}
-        asked = {name: [_knob(row.run, name) for row in own] for name in varied if name != "reading"}
-        columns = {"system": columns.pop("system"), **asked, **columns}
-        columns |= {each.title: [_shown(row, each) for row in own] for each in shown}
-        if any(len(row.runs) > 1 for row in own):
-            columns["runs"] = [str(len(row.runs)) for row in own]
-        if any(row.run.ran for row in own):
-            columns["what ran"] = ["; ".join(dict.fromkeys(run.ran or "-" for run in row.runs)) for row in own]
-        columns["obtained"] = ["; ".join(sorted({run.obtained for run in row.runs})) for row in own]
+        knob_cells = {name: [_knob(row.run, name) for row in table_rows] for name in varied if name != "reading"}
+        columns = {"system": columns.pop("system"), **knob_cells, **columns}
+        columns |= {column.title: [_shown(row, column) for row in table_rows] for column in shown}
+        if any(len(row.runs) > 1 for row in table_rows):
+            columns["runs"] = [str(len(row.runs)) for row in table_rows]
+        if any(row.run.ran for row in table_rows):
+            columns["what ran"] = ["; ".join(dict.fromkeys(run.ran or "-" for run in row.runs)) for row in table_rows]
+        columns["obtained"] = ["; ".join(sorted({run.obtained for run in row.runs})) for row in table_rows]
         columns["verdict"] = []
-        for row in own:
+        for row in table_rows:
             invalid = sum(not run.validity.valid for run in row.runs)
-            some = "INVALID" if invalid == len(row.runs) else f"{invalid} INVALID"
-            columns["verdict"].append(some if invalid else "VALID")
+            verdict = "INVALID" if invalid == len(row.runs) else f"{invalid} INVALID"
+            columns["verdict"].append(verdict if invalid else "VALID")
         print_table("Runs", tuple(columns), list(zip(*columns.values(), strict=True)))
 
 
@@ -114,10 +114,10 @@ def model_of(run: StoredRun) -> str:
 
 def by_setting(runs: Sequence[StoredRun]) -> list[list[StoredRun]]:
     """Group runs that are repeats of each other."""
-    found: dict[object, list[StoredRun]] = {}
+    groups: dict[object, list[StoredRun]] = {}
     for run in runs:
-        found.setdefault(run.cell.without(BASIS).with_seed(0), []).append(run)
-    return list(found.values())
+        groups.setdefault(run.cell.without(BASIS).with_seed(0), []).append(run)
+    return list(groups.values())
 
 
 def provenance_of(runs: Sequence[StoredRun]) -> dict[str, Any]:
@@ -157,15 +157,15 @@ class _Row(NamedTuple):
 
         if len(self.runs) == 1:
             return number(of(self.run), digits, scale=scale)
-        found = mean_interval(known(of(run) for run in self.runs if run.validity.valid))
-        return number(found.mean, digits, scale=scale, half_width=found.half_width)
+        interval = mean_interval(known(of(run) for run in self.runs if run.validity.valid))
+        return number(interval.mean, digits, scale=scale, half_width=interval.half_width)
 
     def latency(self, part: str) -> str:
         return self.over(lambda run: run.summary["e2el_s"][part], 2)
 
     def tokens(self, which: str) -> str:
-        found = known(getattr(each, which) for each in self.lengths)
-        return number(sum(found) / len(found) if found else None)
+        lengths = known(getattr(length, which) for length in self.lengths)
+        return number(sum(lengths) / len(lengths) if lengths else None)
 
 
 def known(values: Iterable[float | None]) -> list[float]:
@@ -209,8 +209,8 @@ def _shown(row: _Row, each: SummaryColumn) -> str:
         return _predicted(row, each)
 
     def value(run: StoredRun) -> Any:
-        found = run.summary[each.metric]
-        return found if each.stat is None else found.get(each.stat)
+        metric = run.summary[each.metric]
+        return metric if each.stat is None else metric.get(each.stat)
 
     if each.is_share:
         return row.over(value, scale=100) + " %" if known(map(value, row.runs)) else "-"
@@ -222,8 +222,8 @@ def _shown(row: _Row, each: SummaryColumn) -> str:
 
 def _predicted(row: _Row, each: SummaryColumn) -> str:
     """Format what the simulator predicted for the run, or for the first of repeats."""
-    if (found := row.run.facts["simulated"].get(each.metric)) is None:
+    if (predicted := row.run.facts["simulated"].get(each.metric)) is None:
         return "-"
     if each.is_share:
-        return f"{percent(found['predicted'])} ({100 * found['error']:+.0f} points)"
-    return f"{number(found['predicted'], scale=each.scale)} ({100 * found['error']:+.0f} %)"
+        return f"{percent(predicted['predicted'])} ({100 * predicted['error']:+.0f} points)"
+    return f"{number(predicted['predicted'], scale=each.scale)} ({100 * predicted['error']:+.0f} %)"

@@ -29,10 +29,10 @@ def _served() -> dict[str, Sequence[type | Some]]:
 
 def _usual() -> Mapping[str, object]:
     """Return defaults as the help shows them: for a diffusion LLM, its platform's."""
-    found = dict(of_platform())
+    values = dict(of_platform())
     for name in ("max_num_batched_tokens", "max_num_seqs", "gen_length"):
-        found[name] = f"{found[name]}; of ar {knobs_of(ArSettings)[name].default}"
-    return {**found, "scheduler": f"phase; of ar the first of {', '.join(SCHEDULERS)}", "memory_limit": "the device's"}
+        values[name] = f"{values[name]}; of ar {knobs_of(ArSettings)[name].default}"
+    return {**values, "scheduler": f"phase; of ar the first of {', '.join(SCHEDULERS)}", "memory_limit": "the device's"}
 
 
 KNOBS = Knobs(_served, without=("model", "tensor_parallel", "profile_every", "logit_rows"), usual=_usual)
@@ -123,14 +123,14 @@ def _served_model(
     if options.chosen != SYSTEM:
         platform = options.platform or "cpu-tiny"
         return DllmModel.of(system=options.chosen, platform=platform, knobs=opt.with_steps(knobs), name=name)
-    theirs = scheduler_knobs(str(knobs.get("scheduler", SCHEDULERS[0])), tuple(knobs.items()))
-    check_given(opt.given(platform=options.platform, **knobs), ArSettings, theirs, who=f"system={SYSTEM!r}")
+    names = scheduler_knobs(str(knobs.get("scheduler", SCHEDULERS[0])), tuple(knobs.items()))
+    check_given(opt.given(platform=options.platform, **knobs), ArSettings, names, who=f"system={SYSTEM!r}")
     require(
         options.model is not None,
         f"model is missing with system={SYSTEM!r}: give a Qwen2, Qwen3, Llama or Mistral checkpoint, or tiny-qwen2",
     )
-    own = tuple((name, value) for name, value in knobs.items() if name in theirs)
-    return ArModel.of(given_to(ArSettings(model=str(options.model), own=own), knobs), name)
+    scheduling = tuple((name, value) for name, value in knobs.items() if name in names)
+    return ArModel.of(given_to(ArSettings(model=str(options.model), own=scheduling), knobs), name)
 
 
 def install(

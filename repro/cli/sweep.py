@@ -107,27 +107,27 @@ def what_ran(outcomes: "Sequence[CellOutcome]", root: Path) -> Iterator[str]:
     yield f"{line}; runs: {root}"
     for outcome in failed:
         yield f"failed {outcome.cell.folder_name}: {outcome.reason}"
-    runs = [each.run for each in outcomes if each.run is not None]
+    runs = [outcome.run for outcome in outcomes if outcome.run is not None]
     yield from dict.fromkeys(_search_made(run) for run in runs if "tuned" in run.facts)
     invalid = [(run, run.validity.reasons) for run in runs if not run.validity.valid]
     warned = [(run, run.validity.warnings) for run in runs if run.validity.warnings]
-    for what, found in (("INVALID", invalid), ("warning", warned)):
-        for run, reasons in found[:MAX_WARNED]:
-            yield f"{what} {run.cell.folder_name}: {'; '.join(reasons)}"
-        if len(found) > MAX_WARNED:
-            yield f"{what}: so too {counted(len(found) - MAX_WARNED, 'more run')}"
+    for kind, listed in (("INVALID", invalid), ("warning", warned)):
+        for run, reasons in listed[:MAX_WARNED]:
+            yield f"{kind} {run.cell.folder_name}: {'; '.join(reasons)}"
+        if len(listed) > MAX_WARNED:
+            yield f"{kind}: so too {counted(len(listed) - MAX_WARNED, 'more run')}"
 
 
 def _search_made(run: "StoredRun") -> str:
     from repro.runs.system import setting_said
 
-    told = run.facts["tuned"]
-    tried = f"{counted(told['candidates'], 'setting')} tried in {counted(told['trials'], 'trial')}"
-    chosen, *others = (
-        setting_said(tuple(each.items())) for each in (told["chosen"], told.get("next_best", {}).get("setting", {}))
+    tuned = run.facts["tuned"]
+    tried = f"{counted(tuned['candidates'], 'setting')} tried in {counted(tuned['trials'], 'trial')}"
+    best, *next_best = (
+        setting_said(tuple(each.items())) for each in (tuned["chosen"], tuned.get("next_best", {}).get("setting", {}))
     )
-    return f"{run.cell.system}: {tried}, best {chosen or 'the defaults'}" + "".join(
-        f", then {each}" for each in others if each
+    return f"{run.cell.system}: {tried}, best {best or 'the defaults'}" + "".join(
+        f", then {setting}" for setting in next_best if setting
     )
 
 
@@ -200,8 +200,8 @@ def _read(option: str, path: Path, dataset: str) -> None:
     dataset = dataset.lower()
     try:
         if dataset in sessions.known_session_cards():
-            found = find_local(sessions.load_session_card(dataset).local, str(path), None)
-            recorded.read_sessions(path, None if found is None or found.entry is None else found.entry.format)
+            match = find_local(sessions.load_session_card(dataset).local, str(path), None)
+            recorded.read_sessions(path, None if match is None or match.entry is None else match.entry.format)
         elif dataset in conversations.known_conversation_cards():
             recorded.read_chats([path])
         elif dataset in known_datasets():
@@ -224,11 +224,11 @@ def check_regular(option: str, path: Path) -> None:
 
 def data_of(experiments: "Iterable[Experiment]") -> Iterator[str]:
     """Describe how data sets' own rows were used, as some are cut, clipped or repeated. Generated data sets need no description."""
-    by_workload = {id(each.workload): each for each in experiments}
-    said = []
+    by_workload = {id(experiment.workload): experiment for experiment in experiments}
+    descriptions = []
     for experiment in by_workload.values():
         provenance = experiment.workload.provenance
         description: str | None = getattr(provenance, "description", None)
         if description is not None and getattr(provenance, "source", None) != "embedded":
-            said.append(description)
-    yield from dict.fromkeys(said)
+            descriptions.append(description)
+    yield from dict.fromkeys(descriptions)

@@ -40,34 +40,34 @@ def run_tier(tier: TierName, result_dir: Path | None, jobs: int | None, *, force
         raise UserError(
             f"tier={tier!r} compares with the committed results of a checkout: clone the repository, and run it there"
         )
-    out = writable_folder("result_dir", figures_beside(result_dir))
-    known, chosen = read_costs(RESULTS / "costs.csv"), [*commands(tier)]
-    total_s = sum(known[each].processor_s for each in chosen if each in known)
-    say(f"tier {tier}: {len(chosen)} commands, {time_said(total_s)} of one core", file=sys.stderr)
+    folder = writable_folder("result_dir", figures_beside(result_dir))
+    known_costs, selected = read_costs(RESULTS / "costs.csv"), [*commands(tier)]
+    total_s = sum(known_costs[command].processor_s for command in selected if command in known_costs)
+    say(f"tier {tier}: {len(selected)} commands, {time_said(total_s)} of one core", file=sys.stderr)
     costs, failed = [], {}
-    for at, command in enumerate(chosen, start=1):
-        say(f"{at} of {len(chosen)}: {command}", file=sys.stderr)
+    for index, command in enumerate(selected, start=1):
+        say(f"{index} of {len(selected)}: {command}", file=sys.stderr)
         try:
             costs.append(spend(command, *_options(command, result_dir, jobs, force=force)))
         except RunError as error:
             failed[command] = str(error)
-    file = replace_text(out / f"tier-{tier}.csv", costs_csv(costs))
-    judged = _compared(chosen, Store(result_dir or LOCAL, accept_other_machine=True))
-    others = [row for row in judged if not row["same"]]
+    file = replace_text(folder / f"tier-{tier}.csv", costs_csv(costs))
+    rows = _compared(selected, Store(result_dir or LOCAL, accept_other_machine=True))
+    differing = [row for row in rows if not row["same"]]
     if json:
         print_json(
             {
                 "tier": tier,
-                "costs": [asdict(each) for each in costs],
+                "costs": [asdict(cost) for cost in costs],
                 "failed": failed,
-                "claims": judged,
+                "claims": rows,
                 "file": str(file),
             }
         )
     else:
-        _print(costs, failed, judged)
+        _print(costs, failed, rows)
         say(f"file: {file}")
-    if failed or any(not row["measured"] for row in others):
+    if failed or any(not row["measured"] for row in differing):
         raise typer.Exit(1)
 
 
@@ -85,7 +85,7 @@ def _options(command: str, result_dir: Path | None, jobs: int | None, *, force: 
 def _compared(chosen: Sequence[str], store: Store) -> list[dict[str, Any]]:
     """Return a row for each claim that the commands answer, with our verdict and the committed one."""
     wanted = {each.claim.id: each for command, each in committed() if command and {*command.split(" && ")} <= {*chosen}}
-    drawn = {
+    figures = {
         figure(words[2]).name
         for command in chosen
         if (words := command.split())[1] == "reproduce" and words[2] != "truth"
@@ -93,18 +93,18 @@ def _compared(chosen: Sequence[str], store: Store) -> list[dict[str, Any]]:
     rows = []
     for paper in PAPERS.values():
         entries = [
-            entry for entry in paper.entries if entry.name in drawn or f"repro claims --paper {paper.name}" in chosen
+            entry for entry in paper.entries if entry.name in figures or f"repro claims --paper {paper.name}" in chosen
         ]
         findings = stored_findings(entries, store)
-        for own in judge_all(read_claims(paper.claims, paper.name), findings, read_flips(paper.name)):
-            if (theirs := wanted.get(own.claim.id)) is not None:
-                rows.append(_row(paper.name, own, theirs))
+        for result in judge_all(read_claims(paper.claims, paper.name), findings, read_flips(paper.name)):
+            if (reference := wanted.get(result.claim.id)) is not None:
+                rows.append(_row(paper.name, result, reference))
     return rows
 
 
 def _row(paper: str, own: Judged, theirs: Judged) -> dict[str, Any]:
     is_measured = theirs.finding is not None and theirs.finding.obtained == "measured"
-    pairs = [each.finding.values if each.finding is not None else () for each in (own, theirs)]
+    pairs = [side.finding.values if side.finding is not None else () for side in (own, theirs)]
     is_same = len(pairs[0]) == len(pairs[1]) and all(
         math.isclose(*pair, rel_tol=SAME, abs_tol=1e-12) for pair in zip(*pairs, strict=True)
     )
@@ -126,22 +126,22 @@ def _print(costs: Sequence[Cost], failed: dict[str, str], judged: Sequence[dict[
         ("command", "took", "one core", "MB", "writes"),
         [
             (
-                each.command,
-                time_said(each.wall_s),
-                time_said(each.processor_s),
-                f"{each.memory_bytes / 1e6:.0f}",
-                written_by(each.command)[1] or "-",
+                cost.command,
+                time_said(cost.wall_s),
+                time_said(cost.processor_s),
+                f"{cost.memory_bytes / 1e6:.0f}",
+                written_by(cost.command)[1] or "-",
             )
-            for each in costs
+            for cost in costs
         ],
     )
     for error in failed.values():
         say(f"failed: {error}")
-    if others := [row for row in judged if not row["same"]]:
+    if differing := [row for row in judged if not row["same"]]:
         columns = ("claim", "ours", "committed", "verdict", "committed_verdict")
         print_table(
-            "Claims that came out otherwise", columns, [tuple(str(row[name]) for name in columns) for row in others]
+            "Claims that came out otherwise", columns, [tuple(str(row[name]) for name in columns) for row in differing]
         )
     say(
-        f"claims: {len(judged)} compared, {len(judged) - len(others)} as committed, {len(others)} otherwise (of these {sum(row['measured'] for row in others)} measured)"
+        f"claims: {len(judged)} compared, {len(judged) - len(differing)} as committed, {len(differing)} otherwise (of these {sum(row['measured'] for row in differing)} measured)"
     )

@@ -52,23 +52,23 @@ def trace(
     check_regular("file", file)
     sizes = tuple(dict.fromkeys(read.cache_blocks or SIZES))
     require(min(sizes) >= 1, f"cache_blocks={min(sizes)} must be at least 1: a cache holds some blocks")
-    said = TraceFile(
+    trace_file = TraceFile(
         where=str(file), columns=read.columns, time_unit=read.time_unit, sort=read.sort, gen_length=read.gen_length
     )
-    found = facts_of(read_trace(said), sizes)
-    if found["reuse"] is None and read.cache_blocks is not None:
-        why = next((each for each in found["remarks"] if each.startswith("hash_ids")), "it has no hash_ids")
-        raise UserError(f"cache_blocks={read.cache_blocks} has no effect on {file.name}: {why}: leave it out")
+    facts = facts_of(read_trace(trace_file), sizes)
+    if facts["reuse"] is None and read.cache_blocks is not None:
+        reason = next((remark for remark in facts["remarks"] if remark.startswith("hash_ids")), "it has no hash_ids")
+        raise UserError(f"cache_blocks={read.cache_blocks} has no effect on {file.name}: {reason}: leave it out")
     if json:
-        print_json(found)
+        print_json(facts)
     else:
-        _print(found)
+        _print(facts)
 
 
 def facts_of(trace: Trace, sizes: Sequence[int]) -> dict[str, Any]:
     """Return the facts of a trace, as JSON holds them; ``sizes`` are cache sizes in blocks."""
-    rounds = [each for session in trace.sessions for each in session.rounds]
-    answers = [each.decode_tokens for each in rounds if each.decode_tokens is not None]
+    rounds = [turn for session in trace.sessions for turn in session.rounds]
+    answers = [turn.decode_tokens for turn in rounds if turn.decode_tokens is not None]
     return {
         "file": trace.origin.location,
         "revision": trace.origin.revision,
@@ -78,34 +78,34 @@ def facts_of(trace: Trace, sizes: Sequence[int]) -> dict[str, Any]:
         "num_dropped": trace.num_dropped,
         "remarks": [*trace.remarks, *_unsorted(trace)],
         "times": _times_of(trace),
-        "prompt_len": distribution([each.prefill_tokens for each in rounds]),
+        "prompt_len": distribution([turn.prefill_tokens for turn in rounds]),
         "gen_length": distribution(answers) if answers else None,
         "reuse": _reuse_of(trace, sizes),
     }
 
 
 def _unsorted(trace: Trace) -> list[str]:
-    stamps = [each.arrival_s for each in trace.sessions if each.arrival_s is not None]
-    if all(one <= other for one, other in pairwise(stamps)):
+    stamps = [session.arrival_s for session in trace.sessions if session.arrival_s is not None]
+    if all(earlier <= later for earlier, later in pairwise(stamps)):
         return []
     return ["times fall, and blocks are counted in the file's order: sort the file, or give --sort"]
 
 
 def _times_of(trace: Trace) -> dict[str, Any] | None:
     """Facts about the arrival times of sessions; None if there are no times, or their unit is unknown."""
-    times = sorted(each.arrival_s for each in trace.sessions if each.arrival_s is not None)
-    if trace.time is None or trace.unclear is not None or not times:
+    arrivals_s = sorted(session.arrival_s for session in trace.sessions if session.arrival_s is not None)
+    if trace.time is None or trace.unclear is not None or not arrivals_s:
         return None
-    span_s = times[-1] - times[0]
-    gaps = distribution([later - earlier for earlier, later in pairwise(times)])
+    span_s = arrivals_s[-1] - arrivals_s[0]
+    gaps = distribution([later - earlier for earlier, later in pairwise(arrivals_s)])
     in_bins = [0] * (int(span_s / _BIN_S) + 1)
-    for each in times:
-        in_bins[int((each - times[0]) / _BIN_S)] += 1
+    for arrival_s in arrivals_s:
+        in_bins[int((arrival_s - arrivals_s[0]) / _BIN_S)] += 1
     return {
         "column": trace.time,
         "unit": trace.time_unit,
         "span_s": span_s,
-        "per_s": (len(times) - 1) / span_s if span_s else None,
+        "per_s": (len(arrivals_s) - 1) / span_s if span_s else None,
         "most_in_a_minute": max(in_bins),
         "gap_variation": gaps["std"] / gaps["mean"] if gaps["mean"] and gaps["std"] is not None else None,
     }
@@ -123,14 +123,14 @@ def _reuse_of(trace: Trace, sizes: Sequence[int]) -> dict[str, Any] | None:
             tokens += prefill + (decode or 0)
     if block is None:
         return None
-    found = {size: reuse_of(prompts, block, size) for size in (None, *sizes)}
+    reuse = {size: reuse_of(prompts, block, size) for size in (None, *sizes)}
     return {
         "block_tokens": block,
         "num_prompts": len(prompts),
-        "num_blocks": found[None].num,
+        "num_blocks": reuse[None].num,
         "num_distinct": len({name for names, _ in prompts for name in names}),
-        "endless": _shares(found[None]),
-        "caches": [{"blocks": size, **_shares(found[size])} for size in sizes],
+        "endless": _shares(reuse[None]),
+        "caches": [{"blocks": size, **_shares(reuse[size])} for size in sizes],
     }
 
 
@@ -162,10 +162,10 @@ def _print(found: dict[str, Any]) -> None:
         rows.append(
             ("blocks", f"{reuse['num_blocks']:,} of {reuse['block_tokens']} tokens, {reuse['num_distinct']:,} distinct")
         )
-        kinds = [("endless", reuse["endless"]), *((f"{each['blocks']:,} blocks", each) for each in reuse["caches"])]
+        kinds = [("endless", reuse["endless"]), *((f"{cache['blocks']:,} blocks", cache) for cache in reuse["caches"])]
         for name, shares in kinds:
-            said = f"{percent(shares['of_blocks'])} of blocks, {percent(shares['of_tokens'])} of tokens"
-            rows.append((f"reuse, {name}", said))
+            text = f"{percent(shares['of_blocks'])} of blocks, {percent(shares['of_tokens'])} of tokens"
+            rows.append((f"reuse, {name}", text))
     print_table(found["file"], ("what", "value"), rows)
     for remark in found["remarks"]:
         say(remark)
