@@ -97,33 +97,33 @@ def climb(margin: Callable[[int], float], start: int, ends: tuple[int, int]) -> 
     first is not, which we ask once strides down reach ``NEAR``."""
     lowest, highest = ends
     low, high = lowest - 1, highest + 1
-    known: dict[int, float] = {}
-    at, num_moves = min(max(start, lowest), highest), 0
+    margins: dict[int, float] = {}
+    step, num_moves = min(max(start, lowest), highest), 0
     while high - low > 1:
-        width = high - low if low in known and high in known else math.inf
-        known[at] = found = margin(at)
-        low, high = (at, high) if found >= 0 else (low, at)
-        if low in known and high in known:
-            at = (low + high) // 2 if 2 * (high - low) > width else _crossing(low, high, known)
+        width = high - low if low in margins and high in margins else math.inf
+        margins[step] = value = margin(step)
+        low, high = (step, high) if value >= 0 else (low, step)
+        if low in margins and high in margins:
+            step = (low + high) // 2 if 2 * (high - low) > width else _crossing(low, high, margins)
         else:
             stride = 2 ** max(0, num_moves - 1)
             num_moves += 1
             # Stay within the ends: margins may be infinite.
-            far = math.floor(min(max(found, lowest - highest), highest - lowest))
-            if found >= 0:
-                at += max(stride, far)
+            jump = math.floor(min(max(value, lowest - highest), highest - lowest))
+            if value >= 0:
+                step += max(stride, jump)
             else:
-                at = lowest if stride >= NEAR else at + min(-stride, far)
-        at = min(max(at, low + 1), high - 1)
+                step = lowest if stride >= NEAR else step + min(-stride, jump)
+        step = min(max(step, low + 1), high - 1)
     return None if low < lowest else low
 
 
 def _crossing(low: int, high: int, known: Mapping[int, float]) -> int:
     """Estimate the last step that is served, with margins on a line between the two steps."""
-    above, below = known[low], known[high]
-    if not math.isfinite(above - below):
+    low_margin, high_margin = known[low], known[high]
+    if not math.isfinite(low_margin - high_margin):
         return (low + high) // 2
-    return low + math.floor((high - low) * above / (above - below))
+    return low + math.floor((high - low) * low_margin / (low_margin - high_margin))
 
 
 Race = Callable[[Sequence[P], tuple[P, int] | None], tuple[P, int] | None]
@@ -141,7 +141,7 @@ def largest(
     """Return the plan that serves the largest rate, of those that ``searched`` asks a race of; the first one wins ties. ``most`` bounds
     the rate of any run of a plan, and ``start`` is the first rate tried. A plan that ``is_behind`` the best so far is not simulated. None
     if no plan serves any rate."""
-    (lowest, highest), begin = lattice.ends(start), lattice.step(start)
+    (lowest, highest), first_step = lattice.ends(start), lattice.step(start)
     lasts: dict[P, int] = {}
 
     def of_one(plan: P, step: int) -> float:
@@ -155,20 +155,20 @@ def largest(
         bounds = {plan: min(highest, lattice.last(most(plan))) for plan in some}
         bounds = {plan: last for plan, last in bounds.items() if last >= lowest}
         lasts.update(bounds)
-        return _raced(bounds, begin, lowest, best, of_one, is_behind)
+        return _raced(bounds, first_step, lowest, best, of_one, is_behind)
 
     best = searched(race)
     if best is not None:
         # With all seeds the step may be lower or higher, whatever margins say, and a plan that lost with one seed may win.
-        plan, near = best
-        step = climb(lambda at: min(max(of_all(plan, at), -1.0), 1.0), near, (lowest, lasts[plan]))
+        plan, near_step = best
+        step = climb(lambda at: min(max(of_all(plan, at), -1.0), 1.0), near_step, (lowest, lasts[plan]))
         best = None if step is None else (plan, step)
-    best = _raced(lasts, begin, lowest, best, of_all, is_behind)
+    best = _raced(lasts, first_step, lowest, best, of_all, is_behind)
     if best is None:
         return None
     plan, step = best
-    below = lattice.step(GUARD * lattice.rate(step))
-    return LeastPlan(plan, step, below < lowest or of_one(plan, below) >= 0)
+    lower_step = lattice.step(GUARD * lattice.rate(step))
+    return LeastPlan(plan, step, lower_step < lowest or of_one(plan, lower_step) >= 0)
 
 
 def _raced(
@@ -181,18 +181,18 @@ def _raced(
 ) -> tuple[P, int] | None:
     """Return the best so far, or a plan that serves a step more, or one that comes earlier and serves as much. ``lasts`` holds the last
     step that each plan may serve."""
-    known = None if best is None else best[0]
-    is_before, is_hopeless = known in lasts, False
+    leader = None if best is None else best[0]
+    is_before, is_hopeless = leader in lasts, False
     for plan, last in lasts.items():
-        if plan is known:
+        if plan is leader:
             is_before = False
             continue
-        above = start if best is None else best[1] + (0 if is_before else 1)
-        if best is not None and (above > last or is_behind(plan, best[0]) or margin(plan, above) < 0):
+        target = start if best is None else best[1] + (0 if is_before else 1)
+        if best is not None and (target > last or is_behind(plan, best[0]) or margin(plan, target) < 0):
             continue
         if is_hopeless and best is None and margin(plan, lowest) < 0:
             continue
-        step = climb(partial(margin, plan), above, (lowest, last))
+        step = climb(partial(margin, plan), target, (lowest, last))
         is_hopeless = step is None
         if step is not None:
             best, is_before = (plan, step), False
@@ -202,21 +202,21 @@ def _raced(
 def fewest(sizes: Sequence[int], serving: Callable[[int], P | None]) -> tuple[int, P] | None:
     """Return the smallest of ``sizes`` (rising) that something serves, and what. We bisect first among powers of two, whose workers can
     be largest, then among the sizes below. We assume that sizes below a failing one fail too. None if the largest has nothing."""
-    found: dict[int, P | None] = {}
+    plans: dict[int, P | None] = {}
 
     def is_served(size: int) -> bool:
-        if size not in found:
-            found[size] = serving(size)
-        return found[size] is not None
+        if size not in plans:
+            plans[size] = serving(size)
+        return plans[size] is not None
 
     if not sizes or not is_served(sizes[-1]):
         return None
     powers = [size for size in sizes if size & (size - 1) == 0]
-    above = bisect_left(powers, True, key=is_served)
-    least, most = powers[above - 1] if above else 0, powers[above] if above < len(powers) else sizes[-1]
-    between = [size for size in sizes if least < size <= most]
+    index = bisect_left(powers, True, key=is_served)
+    low, high = powers[index - 1] if index else 0, powers[index] if index < len(powers) else sizes[-1]
+    between = [size for size in sizes if low < size <= high]
     size = between[bisect_left(between[:-1], True, key=is_served)]
-    plan = found[size]
+    plan = plans[size]
     assert plan is not None
     return size, plan
 
@@ -262,11 +262,11 @@ class Trials:
 
     def seen(self, plan: Plan, rate: float, is_whole: bool) -> Verdict:
         """Judge a rate by all seeds, or by the first alone. We run no more seeds than needed to see that the rate is not served."""
-        num = self.site.num_seeds if is_whole else 1
+        num_seeds = self.site.num_seeds if is_whole else 1
         samples: list[Sample] = []
-        for seed in range(num):
+        for seed in range(num_seeds):
             samples.append(self.sample(plan, rate, seed))
-            if is_lost(samples, self.site.objectives, num):
+            if is_lost(samples, self.site.objectives, num_seeds):
                 break
         return judged(samples, self.site.objectives)
 
@@ -274,34 +274,34 @@ class Trials:
         rate = lattice.rate(step)
         if rate >= self._lost.get(plan, math.inf):
             return -1.0
-        seen = self.seen(plan, rate, is_whole)
-        margin = -lattice.steps(seen.worst)
-        if seen.serves:
+        verdict = self.seen(plan, rate, is_whole)
+        margin = -lattice.steps(verdict.worst)
+        if verdict.serves:
             self.about[plan] = max(step, self.about.get(plan, -math.inf))
         else:
             # The load rises in proportion to the rate.
-            self.about[plan] = step - max(lattice.steps(seen.ratios[LOAD]), -margin / LATENCY)
-        if not seen.serves and is_lost([self.sample(plan, rate, 0)], self.site.objectives, 1.5):
+            self.about[plan] = step - max(lattice.steps(verdict.ratios[LOAD]), -margin / LATENCY)
+        if not verdict.serves and is_lost([self.sample(plan, rate, 0)], self.site.objectives, 1.5):
             self._lost[plan] = rate
         return margin
 
     def is_behind(self, plan: Plan, best: Plan, lattice: Lattice) -> bool:
         """Whether a plan differs from the best by a choice that cost others ``GAP`` wherever it was tried, or changed no number. Trials
         on plans that serve much less than the best do not count."""
-        about = {each.choices: step for each, step in self.about.items()}
-        if plan.choices in about:
+        steps = {tried.choices: step for tried, step in self.about.items()}
+        if plan.choices in steps:
             return False
         gap = lattice.steps(GAP)
-        least = about[best.choices] - gap
-        for place, (own, usual) in enumerate(zip(plan.choices, best.choices, strict=True)):
+        lowest = steps[best.choices] - gap
+        for index, (own, usual) in enumerate(zip(plan.choices, best.choices, strict=True)):
             costs = []
-            for each, step in self.about.items():
-                instead = about.get((*each.choices[:place], usual, *each.choices[place + 1 :]), -math.inf)
-                if own == usual or each.choices[place] != own or max(step, instead) < least or instead == -math.inf:
+            for tried, step in self.about.items():
+                instead = steps.get((*tried.choices[:index], usual, *tried.choices[index + 1 :]), -math.inf)
+                if own == usual or tried.choices[index] != own or max(step, instead) < lowest or instead == -math.inf:
                     continue
                 # No effect on one worker may be a large one on several; the same holds for mostly prefill and mostly decode.
-                same = each.choices[0] == plan.choices[0] or (instead != step and each.has_share_of(plan))
-                if same if place else each.is_mixed == plan.is_mixed:
+                comparable = tried.choices[0] == plan.choices[0] or (instead != step and tried.has_share_of(plan))
+                if comparable if index else tried.is_mixed == plan.is_mixed:
                     costs.append(instead - step)
             if costs and (min(costs) > gap or min(costs) == max(costs) == 0):
                 return True
@@ -341,8 +341,8 @@ class Trials:
 def largest_rate(site: Site, gpus: int, lattice: Lattice, start: float | None = None) -> Answer:
     """Find the largest rate; ``start`` is about that rate, if another answer tells."""
     trials, ranked = Trials(site=site), site.ranked(gpus, None)
-    begin = start or ranked.start
-    lowest, highest = lattice.ends(begin)
+    first_rate = start or ranked.start
+    lowest, highest = lattice.ends(first_rate)
 
     def searched(race: Race[Plan]) -> tuple[Plan, int] | None:
         return settled(
@@ -354,43 +354,43 @@ def largest_rate(site: Site, gpus: int, lattice: Lattice, start: float | None = 
             ALONE,
         )
 
-    found = largest(
+    winner = largest(
         searched,
         lambda plan: plan.most,
         partial(trials.margin, lattice=lattice),
         lattice,
-        begin,
+        first_rate,
         partial(trials.is_behind, lattice=lattice),
     )
-    if found is None:
-        at = trials.verdict(site.planned(ranked.space.first), lattice.rate(lowest))
-        return trials.answer(gpus, ranked.num, None, rate=None, at=None, binds=at.binds)
-    plan, is_monotone = found.plan, found.is_monotone
-    rate, above = lattice.rate(found.step), lattice.rate(found.step + 1)
-    others = [each for each in trials.likely() if each != plan]
+    if winner is None:
+        verdict = trials.verdict(site.planned(ranked.space.first), lattice.rate(lowest))
+        return trials.answer(gpus, ranked.num, None, rate=None, at=None, binds=verdict.binds)
+    plan, is_monotone = winner.plan, winner.is_monotone
+    rate, next_rate = lattice.rate(winner.step), lattice.rate(winner.step + 1)
+    runners_up = [each for each in trials.likely() if each != plan]
     next_best = None
-    if others:
-        margin = partial(trials.margin, others[0], is_whole=True, lattice=lattice)
-        least = max(lowest, math.ceil(found.step - lattice.steps(GAP)))
-        step = climb(margin, math.floor(max(trials.about[others[0]], least)), (least, found.step))
-        next_best = None if step is None else (others[0], lattice.rate(step))
-        both = plan, others[0]
-        kept = [trials.verdict(each, rate).session_attainment for each in both] if step == found.step else [0.0, 0.0]
-        if kept[1] > kept[0]:
-            plan, next_best = others[0], (plan, rate)
+    if runners_up:
+        margin = partial(trials.margin, runners_up[0], is_whole=True, lattice=lattice)
+        lowest_step = max(lowest, math.ceil(winner.step - lattice.steps(GAP)))
+        step = climb(margin, math.floor(max(trials.about[runners_up[0]], lowest_step)), (lowest_step, winner.step))
+        next_best = None if step is None else (runners_up[0], lattice.rate(step))
+        pair = plan, runners_up[0]
+        shares = [trials.verdict(each, rate).session_attainment for each in pair] if step == winner.step else [0.0, 0.0]
+        if shares[1] > shares[0]:
+            plan, next_best = runners_up[0], (plan, rate)
             is_monotone = trials.seen(plan, max(GUARD * rate, lattice.rate(lowest)), False).serves
     binds = None
-    if found.step < highest:
-        binds = LOAD if above > plan.most else trials.verdict(plan, above).binds
-    at = trials.verdict(plan, rate)
+    if winner.step < highest:
+        binds = LOAD if next_rate > plan.most else trials.verdict(plan, next_rate).binds
+    verdict = trials.verdict(plan, rate)
     return trials.answer(
-        gpus, ranked.num, plan, rate=rate, at=at, binds=binds, is_monotone=is_monotone, next_best=next_best
+        gpus, ranked.num, plan, rate=rate, at=verdict, binds=binds, is_monotone=is_monotone, next_best=next_best
     )
 
 
 def fewest_gpus(site: Site, sizes: Sequence[int], rate: float) -> Answer:
     trials = Trials(site=site)
-    seen: dict[int, int] = {}
+    num_plans: dict[int, int] = {}
 
     def worst(plan: Plan) -> float:
         return trials.seen(plan, rate, True).worst
@@ -404,12 +404,12 @@ def fewest_gpus(site: Site, sizes: Sequence[int], rate: float) -> Answer:
         return best
 
     def likely(gpus: int) -> list[Choices]:
-        own = [plan for plan in trials.plans if plan.gpus == gpus]
-        return [plan.choices for plan in sorted(own, key=worst)]
+        plans = [plan for plan in trials.plans if plan.gpus == gpus]
+        return [plan.choices for plan in sorted(plans, key=worst)]
 
     def serving(gpus: int) -> Plan | None:
         ranked = site.ranked(gpus, rate)
-        seen[gpus] = ranked.num
+        num_plans[gpus] = ranked.num
         if not ranked.space.num:
             return None
         best = settled(ranked.space, site.is_possible, race, lambda: likely(gpus))
@@ -417,7 +417,7 @@ def fewest_gpus(site: Site, sizes: Sequence[int], rate: float) -> Answer:
 
     gpus, plan = fewest(sizes, serving) or (sizes[-1], None)
     at = None if plan is None else trials.verdict(plan, rate)
-    return trials.answer(gpus, sum(seen.values()), plan, rate=rate, at=at, binds=None if at is None else at.binds)
+    return trials.answer(gpus, sum(num_plans.values()), plan, rate=rate, at=at, binds=None if at is None else at.binds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -434,42 +434,42 @@ class Search:
         """Return the answers, best first. ``advance`` is called for each. With ``num_processes`` None, we choose by the machine and the
         work. Raises the error of the first site that has one."""
         sizes = [self._sizes(site) for site in sites]
-        num = num_processes or min(usable_cores(), len(sites))
+        workers = num_processes or min(usable_cores(), len(sites))
         num_prompts, num_seeds = self.question.num_prompts, self.question.num_seeds
         is_little = num_prompts is not None and num_prompts * num_seeds * sum(map(len, sizes)) < FEW_SESSIONS
         is_here = any(held_here(site.cell, elsewhere=False) is not None for site in sites)
         if num_processes is None and (is_little or is_here):
-            num = 1
-        found: list[Answer] = []
-        if num == 1:
-            for site, own in zip(sites, sizes, strict=True):
-                found += self._answers_of(site, own, advance)
+            workers = 1
+        answers: list[Answer] = []
+        if workers == 1:
+            for site, site_sizes in zip(sites, sizes, strict=True):
+                answers += self._answers_of(site, site_sizes, advance)
         else:
             try:
-                with worker_processes(num) as pool:
+                with worker_processes(workers) as pool:
                     with held():  # the first submissions start the processes
-                        futures = [pool.submit(self._answers_of, *each) for each in zip(sites, sizes, strict=True)]
+                        futures = [pool.submit(self._answers_of, *pair) for pair in zip(sites, sizes, strict=True)]
                     for future in futures:
-                        own_answers = future.result()
-                        found += own_answers
-                        for _ in own_answers:
+                        site_answers = future.result()
+                        answers += site_answers
+                        for _ in site_answers:
                             advance()
             except BrokenProcessPool as error:
                 raise RunError(LOST) from error
         if self.rate is None:
-            return sorted(found, key=lambda each: (-(each.rate or 0.0), each.gpus))
-        return sorted(found, key=lambda each: (each.plan is None, each.gpus, -each.at.attainment if each.at else 0.0))
+            return sorted(answers, key=lambda each: (-(each.rate or 0.0), each.gpus))
+        return sorted(answers, key=lambda each: (each.plan is None, each.gpus, -each.at.attainment if each.at else 0.0))
 
     def _answers_of(
         self, site: Site, sizes: Sequence[tuple[int, ...]], advance: Callable[[], object] = lambda: None
     ) -> list[Answer]:
-        found: list[Answer] = []
+        answers: list[Answer] = []
         for gpus in sizes:
-            last = found[-1] if found else None
+            last = answers[-1] if answers else None
             start = last.rate * gpus[-1] / last.gpus if last is not None and last.rate else None
-            found.append(self._answer(site, gpus, start))
+            answers.append(self._answer(site, gpus, start))
             advance()
-        return found
+        return answers
 
     def _sizes(self, site: Site) -> list[tuple[int, ...]]:
         """For each answer, the numbers of GPUs that it may have."""
@@ -479,12 +479,12 @@ class Search:
         """Answer for one size, or find the fewest of several. ``start`` is about the rate, if another answer tells. If arrivals were a
         burst, we search again with the most requests of a run, unless their number was given."""
         num_prompts, rate = self.question.num_prompts, self.rate
-        sized = site.of_size(gpus[-1], start if rate is None else rate, num_prompts)
-        answer = self._answer_of_sized(sized, gpus, start)
+        sized_site = site.of_size(gpus[-1], start if rate is None else rate, num_prompts)
+        answer = self._answer_of_sized(sized_site, gpus, start)
         if num_prompts is not None or answer.at is None or answer.at.stays >= LASTING:
             return answer
         largest_run = site.of_size(gpus[-1], rate, site.most_prompts)
-        return answer if largest_run == sized else self._answer_of_sized(largest_run, gpus, start)
+        return answer if largest_run == sized_site else self._answer_of_sized(largest_run, gpus, start)
 
     def _answer_of_sized(self, site: Site, gpus: Sequence[int], start: float | None) -> Answer:
         if self.rate is not None:

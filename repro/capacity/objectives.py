@@ -44,7 +44,7 @@ class Objective:
 
 def parse_objectives(text: str, metrics: Sequence[str] = METRICS) -> tuple[Objective, ...]:
     """Parse objectives. Raises UserError for text that is no objective, or a metric not among ``metrics``, which the system has."""
-    found: dict[tuple[str, float], Objective] = {}
+    parsed: dict[tuple[str, float], Objective] = {}
     for word in text.split():
         match = _WORD.fullmatch(word)
         if match is None:
@@ -64,16 +64,16 @@ def parse_objectives(text: str, metrics: Sequence[str] = METRICS) -> tuple[Objec
             f"slo={text!r}: the limit of {word!r} must be above 0 ms and at most {MOST_LIMIT_MS:g}: give it in milliseconds",
         )
         require(
-            (metric, percentile) not in found, f"slo={text!r}: {metric} at p{percentile:g} is given twice: keep one"
+            (metric, percentile) not in parsed, f"slo={text!r}: {metric} at p{percentile:g} is given twice: keep one"
         )
-        found[metric, percentile] = Objective(metric=metric, percentile=percentile, limit_s=limit_ms / 1e3)
-    require(bool(found), f"slo={text!r} has no objective: write some, like {EXAMPLE}")
-    return tuple(found.values())
+        parsed[metric, percentile] = Objective(metric=metric, percentile=percentile, limit_s=limit_ms / 1e3)
+    require(bool(parsed), f"slo={text!r} has no objective: write some, like {EXAMPLE}")
+    return tuple(parsed.values())
 
 
 def tightest(objectives: Sequence[Objective], *metrics: str) -> float | None:
     """The smallest limit of these metrics, in seconds; None if they have none."""
-    return min((each.limit_s for each in objectives if each.metric in metrics), default=None)
+    return min((objective.limit_s for objective in objectives if objective.metric in metrics), default=None)
 
 
 class Times(NamedTuple):
@@ -88,7 +88,7 @@ class Times(NamedTuple):
 
     @classmethod
     def joined(cls, parts: "Sequence[Times]") -> "Times":
-        return cls(np.concatenate([each.values for each in parts]), np.concatenate([each.counts for each in parts]))
+        return cls(np.concatenate([part.values for part in parts]), np.concatenate([part.counts for part in parts]))
 
     @property
     def num(self) -> int:
@@ -102,20 +102,20 @@ class Times(NamedTuple):
         num = self.num
         if not num:
             return None
-        place = (num - 1) * percentile / 100
-        below = int(np.floor(place))
-        # The samples from rank ``below`` on are among that many largest values, as each value counts at least once.
-        least = max(0, len(self.values) - (num - below))
-        largest = np.argpartition(self.values, least)[least:]
+        rank = (num - 1) * percentile / 100
+        lower = int(np.floor(rank))
+        # The samples from rank ``lower`` on are among that many largest values, as each value counts at least once.
+        start = max(0, len(self.values) - (num - lower))
+        largest = np.argpartition(self.values, start)[start:]
         order = largest[np.argsort(self.values[largest])]
         ends = np.cumsum(self.counts[order])
         ends += num - ends[-1]
         low, high = (
             float(self.values[order[int(np.searchsorted(ends, min(index, num - 1), side="right"))]])
-            for index in (below, below + 1)
+            for index in (lower, lower + 1)
         )
-        part = place - below
-        return low if part == 0 or low == high else low + (high - low) * part
+        fraction = rank - lower
+        return low if fraction == 0 or low == high else low + (high - low) * fraction
 
 
 LOAD = "load"
@@ -176,15 +176,15 @@ class Verdict:
 def judged(samples: Sequence[Sample], objectives: Sequence[Objective]) -> Verdict:
     """Judge some seeds together. Percentiles are over the rounds of all seeds, and the load is that of the busiest seed."""
     values = {
-        str(each): Times.joined([sample.times[each.metric] for sample in samples]).percentile(each.percentile)
-        for each in objectives
+        str(goal): Times.joined([sample.times[goal.metric] for sample in samples]).percentile(goal.percentile)
+        for goal in objectives
     }
-    ratios = {str(each): (values[str(each)] or 0.0) / each.limit_s for each in objectives}
-    num, num_sessions = (sum(getattr(each, name) for each in samples) for name in ("num_rounds", "num_sessions"))
+    ratios = {str(goal): (values[str(goal)] or 0.0) / goal.limit_s for goal in objectives}
+    num_rounds, num_sessions = (sum(getattr(each, name) for each in samples) for name in ("num_rounds", "num_sessions"))
     return Verdict(
         ratios=ratios | {LOAD: max(sample.load for sample in samples)},
         values=values,
-        attainment=sum(sample.num_good for sample in samples) / num if num else 0.0,
+        attainment=sum(sample.num_good for sample in samples) / num_rounds if num_rounds else 0.0,
         session_attainment=sum(sample.num_good_sessions for sample in samples) / num_sessions if num_sessions else 0.0,
         longest_s=max(sample.longest_s for sample in samples),
         stays=min(sample.span_s / sample.stay_s if sample.stay_s else math.inf for sample in samples),
@@ -200,9 +200,9 @@ def is_lost(samples: Sequence[Sample], objectives: Sequence[Objective], num_seed
     together. Then these seeds alone do not serve either."""
     if any(sample.load > 1 for sample in samples):
         return True
-    for each in objectives:
-        times = [sample.times[each.metric] for sample in samples]
-        num = SPARE * sum(part.num for part in times) * num_seeds / len(samples)
-        if sum(part.beyond(each.limit_s) for part in times) > (1 - each.percentile / 100) * num + 1:
+    for goal in objectives:
+        times = [sample.times[goal.metric] for sample in samples]
+        expected = SPARE * sum(part.num for part in times) * num_seeds / len(samples)
+        if sum(part.beyond(goal.limit_s) for part in times) > (1 - goal.percentile / 100) * expected + 1:
             return True
     return False

@@ -52,27 +52,27 @@ class Sizes:
     def fitting(self, site: Site) -> tuple[int, ...]:
         """Return the sizes that some plan of the site uses completely. Raises UserError if there are none."""
         shape, card = site.hardware()
-        where = f"of system={site.cell.system!r} on {card}"
+        target = f"of system={site.cell.system!r} on {card}"
         require(
             self.most <= site.most_gpus,
             f"gpus={self.text!r} is more than the {site.most_gpus} of platform={site.cell.platform!r}: give fewer, or a "
             "card by its name",
         )
-        found = tuple(gpus for gpus in range(self.least, self.most + 1) if site.fits(gpus))
+        sizes = tuple(gpus for gpus in range(self.least, self.most + 1) if site.fits(gpus))
         require(
-            bool(found),
-            f"gpus={self.text!r} fits no plan {where}, which takes {site.least_gpus} or more for {shape.name} and uses all: "
+            bool(sizes),
+            f"gpus={self.text!r} fits no plan {target}, which takes {site.least_gpus} or more for {shape.name} and uses all: "
             f"give a range with a multiple of {site.least_gpus}, or another --system",
         )
-        return found
+        return sizes
 
     def halved(self, site: Site) -> tuple[int, ...]:
         """Return the largest of these, and from there repeatedly the largest of at most half, in rising order."""
         fitting = self.fitting(site)
-        found = [fitting[-1]]
-        while smaller := [gpus for gpus in fitting if gpus <= found[-1] // 2]:
-            found.append(smaller[-1])
-        return tuple(reversed(found))
+        sizes = [fitting[-1]]
+        while smaller := [gpus for gpus in fitting if gpus <= sizes[-1] // 2]:
+            sizes.append(smaller[-1])
+        return tuple(reversed(sizes))
 
 
 def parse_sizes(text: str) -> Sizes:
@@ -115,10 +115,10 @@ class Question:
     def sites(self, sizes: Sizes) -> list[Site]:
         refuse_set_here(self.knobs)
         objectives = self.objectives()
-        pairs = [(name, where) for where in dict.fromkeys(self.platforms) for name in dict.fromkeys(self.systems)]
-        found = []
-        for name, where in pairs:
-            site = self._site(name, where, objectives)
+        pairs = [(name, card) for card in dict.fromkeys(self.platforms) for name in dict.fromkeys(self.systems)]
+        sites = []
+        for name, card in pairs:
+            site = self._site(name, card, objectives)
             least = site.least_prompts
             require(
                 self.num_prompts is None or self.num_prompts >= least,
@@ -126,41 +126,41 @@ class Question:
             )
             fitting = sizes.fitting(site)
             site.check(fitting[-1])
-            found.append(site)
-        return found
+            sites.append(site)
+        return sites
 
     def _site(self, name: str, where: str, objectives: tuple[Objective, ...]) -> Site:
-        made, on = _kind_of(name), platform(where)
-        assert made is not None, "refused before"
-        part = PARTS.get(made)
-        gpu = on.gpu if part is None else getattr(on.part(part), "gpu", on.gpu)
+        kind, machine = _kind_of(name), platform(where)
+        assert kind is not None, "refused before"
+        part = PARTS.get(kind)
+        gpu = machine.gpu if part is None else getattr(machine.part(part), "gpu", machine.gpu)
         require(gpu is not None, f"platform={where!r} is measured and a capacity is searched by simulation: use h200")
-        dataset, file = self._data(made)
+        dataset, file = self._data(kind)
         knobs: dict[str, Scalar] = {**self.knobs, **file}
-        limits = {} if made is RequestSite else {"slo_ttft_s": tightest(objectives, "ttft", "e2el")}
-        if made is ClusterSite:
+        limits = {} if kind is RequestSite else {"slo_ttft_s": tightest(objectives, "ttft", "e2el")}
+        if kind is ClusterSite:
             # Policies heed both limits. A metric without an objective gets the longest limit there may be.
             limits |= {"slo_itl_s": tightest(objectives, "itl", "tpot")}
-        knobs |= {each: min(limit or 1e6, 1e6) for each, limit in limits.items()}
+        knobs |= {knob: min(limit or 1e6, 1e6) for knob, limit in limits.items()}
         cell = Cell(
             system=name,
             dataset=dataset,
-            platform=on.name,
+            platform=machine.name,
             executor="roofline",
             rate=1.0,
             seed=0,
             knobs=tuple(knobs.items()),
         )
-        return made(cell=cell, objectives=objectives, num_seeds=self.num_seeds)
+        return kind(cell=cell, objectives=objectives, num_seeds=self.num_seeds)
 
     def _data(self, kind: type[Site]) -> tuple[str, dict[str, Scalar]]:
         """Return the data set's name, and the knobs that name its file, if there is one."""
-        known = KNOWN[kind]()
-        name, path, own = self.workload.lower(), self.path, place_of(self.workload)
-        if path is None and own is None:
+        known_names = KNOWN[kind]()
+        name, path, place = self.workload.lower(), self.path, place_of(self.workload)
+        if path is None and place is None:
             require(
-                name in known,
-                f"workload={self.workload!r} is neither a file nor one of {', '.join(known)}: check the path, name one, or give "
+                name in known_names,
+                f"workload={self.workload!r} is neither a file nor one of {', '.join(known_names)}: check the path, name one, or give "
                 "module:NAME",
             )
             require(
@@ -172,7 +172,7 @@ class Question:
                 f"{', '.join(self._told)} has no effect with workload={self.workload!r}, which is no file: leave it out",
             )
             return name, {}
-        if own is None:
+        if place is None:
             assert path is not None
             require(path.stat().st_size > 0, f"workload={str(path)!r} is empty: give a file with a session a line")
         else:
@@ -181,7 +181,7 @@ class Question:
                 f"dataset_name={self.dataset!r} has no effect with workload={self.workload!r}, which has no format: leave it out",
             )
         if self.dataset is None:
-            workload = own or str(path)
+            workload = place or str(path)
             return named_after(workload), {"workload": workload, **self._told}
         require(
             not self._told,

@@ -45,7 +45,7 @@ def varied(
     site, plan = answer.site, answer.plan
     assert plan is not None
     sizes = parse_sizes(str(answer.gpus))
-    own = replace(
+    base = replace(
         question,
         systems=[site.cell.system],
         platforms=[site.cell.platform],
@@ -53,13 +53,13 @@ def varied(
         num_prompts=int(str(site.cell.knob_values["num_prompts"])),
     )
     sites = []
-    for label, asked in ((AS_ASKED, own), *((str(each), each.of(own)) for each in changes)):
-        (changed,) = asked.sites(sizes)
+    for label, variant in ((AS_ASKED, base), *((str(change), change.of(base)) for change in changes)):
+        (changed,) = variant.sites(sizes)
         if isinstance(changed, ClusterSite) and replace(changed, held=plan.name).fits(answer.gpus):
             changed = replace(changed, held=plan.name)
         sites.append(replace(changed, label=label))
-    found = Search(question=own, sizes=sizes, rate=None, resolution=resolution).answers(sites, advance)
-    return sorted(found, key=lambda each: [site.label for site in sites].index(each.site.label))
+    answers = Search(question=base, sizes=sizes, rate=None, resolution=resolution).answers(sites, advance)
+    return sorted(answers, key=lambda each: [site.label for site in sites].index(each.site.label))
 
 
 class Choice(NamedTuple):
@@ -73,37 +73,37 @@ class Choice(NamedTuple):
 def choices_of(answer: Answer, other: Plan | None, resolution: float) -> tuple[list[Choice], int]:
     """Return what an answer's choices are worth, the costliest first, and how many runs this took. We replace each choice by its default
     (a deployment by the likeliest other one), and by ``other``'s. The first result is of all seeds, the others of one."""
-    site, plan, most = answer.site, answer.plan, answer.rate
+    site, plan, best_rate = answer.site, answer.plan, answer.rate
     assert plan is not None
-    assert most is not None
+    assert best_rate is not None
     lattice, trials = Lattice(resolution=resolution), Trials(site=site)
-    (lowest, _), last = lattice.ends(most), lattice.last(most)
+    (lowest, _), last = lattice.ends(best_rate), lattice.last(best_rate)
 
     def rate_of(changed: Plan, start: int, is_whole: bool) -> float:
         step = climb(partial(trials.margin, changed, is_whole=is_whole, lattice=lattice), start, (lowest, last))
-        return 0.0 if step is None else most if step == last else lattice.rate(step)
+        return 0.0 if step is None else best_rate if step == last else lattice.rate(step)
 
-    found: dict[Plan, Choice] = {}
-    for place, instead in _other_choices(site.ranked(answer.gpus, None).space, plan, other):
-        choices = (*plan.choices[:place], instead, *plan.choices[place + 1 :])
+    worth: dict[Plan, Choice] = {}
+    for index, instead in _other_choices(site.ranked(answer.gpus, None).space, plan, other):
+        choices = (*plan.choices[:index], instead, *plan.choices[index + 1 :])
         if site.is_possible(choices):
             changed = site.planned(choices)
-            found[changed] = Choice(plan.choices[place], instead, rate_of(changed, last, False))
-    for changed in sorted(found, key=lambda each: found[each].rate)[:1]:
-        about = lattice.step(max(found[changed].rate, lattice.rate(lowest)))
-        found[changed] = found[changed]._replace(rate=rate_of(changed, about, True))
-    return sorted(found.values(), key=lambda each: each.rate), trials.num_runs
+            worth[changed] = Choice(plan.choices[index], instead, rate_of(changed, last, False))
+    for changed in sorted(worth, key=lambda each: worth[each].rate)[:1]:
+        near_step = lattice.step(max(worth[changed].rate, lattice.rate(lowest)))
+        worth[changed] = worth[changed]._replace(rate=rate_of(changed, near_step, True))
+    return sorted(worth.values(), key=lambda each: each.rate), trials.num_runs
 
 
 def _other_choices(space: Space, plan: Plan, other: Plan | None) -> Iterator[tuple[int, Setting]]:
     """Yield other choices, each with its place among the plan's."""
-    theirs = set(() if other is None else other.knobs)
-    for place, (axis, chosen) in enumerate(zip(space.axes, plan.choices, strict=True)):
-        others = [setting for setting in axis if setting != chosen]
+    other_knobs = set(() if other is None else other.knobs)
+    for index, (axis, chosen) in enumerate(zip(space.axes, plan.choices, strict=True)):
+        options = [setting for setting in axis if setting != chosen]
         # The first other choice is the default; for deployments, it is the likeliest.
-        if place == 0 or axis[0] != chosen:
-            yield from ((place, setting) for setting in others[:1])
-        yield from ((place, setting) for setting in others[1:] if setting and theirs.issuperset(setting))
+        if index == 0 or axis[0] != chosen:
+            yield from ((index, setting) for setting in options[:1])
+        yield from ((index, setting) for setting in options[1:] if setting and other_knobs.issuperset(setting))
 
 
 ROUNDS, CLIMB, HOPELESS = 3, 12, 6
@@ -126,29 +126,29 @@ class Outlook(NamedTuple):
 def outlook(search: Search, sites: Sequence[Site]) -> Outlook:
     """Estimate what a search takes, by two short runs of each system on the first of its cards."""
     likely, most, seconds, prompts = 0, 0, 0.0, list[int]()
-    for site in {each.cell.system: each for each in reversed(sites)}.values():
+    for site in {site.cell.system: site for site in reversed(sites)}.values():
         fitting = search.sizes.fitting(site)
-        halves = min(len(fitting), 2 * len(fitting).bit_length())
-        num_sizes = len(search.sizes.halved(site)) if search.rate is None else halves
+        num_halved = min(len(fitting), 2 * len(fitting).bit_length())
+        num_sizes = len(search.sizes.halved(site)) if search.rate is None else num_halved
         sized = site.of_size(fitting[-1], search.rate, search.question.num_prompts)
-        ranked, num = sized.ranked(fitting[-1], search.rate), int(str(sized.cell.knob_values["num_prompts"]))
+        ranked, num_prompts = sized.ranked(fitting[-1], search.rate), int(str(sized.cell.knob_values["num_prompts"]))
         beam = BEAM if fitting[-1] <= FEW_GPUS else 1
-        changes = sum(len(axis) - 1 for axis in ranked.space.axes)
-        joint = sum(1 for _ in ranked.space.joint(ALONE if search.rate is None else JOINT))
-        around = ROUNDS * beam * changes
-        climbs = CLIMB * (1 + site.num_seeds)
-        raced = max(HOPELESS * joint, site.num_seeds * min(ranked.num, joint + around))
-        num_answers = num_sizes * sum(each.cell.system == site.cell.system for each in sites)
-        few = min(num, max(SHORT, num // 10))
-        short = sized.of_size(fitting[-1], search.rate, few)
+        num_changes = sum(len(axis) - 1 for axis in ranked.space.axes)
+        num_joint = sum(1 for _ in ranked.space.joint(ALONE if search.rate is None else JOINT))
+        num_near = ROUNDS * beam * num_changes
+        num_climbs = CLIMB * (1 + site.num_seeds)
+        num_raced = max(HOPELESS * num_joint, site.num_seeds * min(ranked.num, num_joint + num_near))
+        num_answers = num_sizes * sum(other.cell.system == site.cell.system for other in sites)
+        num_short = min(num_prompts, max(SHORT, num_prompts // 10))
+        short_site = sized.of_size(fitting[-1], search.rate, num_short)
         for _ in range(2):
-            began = time.perf_counter()
-            short.run(short.planned(ranked.space.first), ranked.start, 0)
-            run_s = num / few * (time.perf_counter() - began)
-        usual = joint + climbs + (changes if search.rate is None else 0)
-        likely, most = likely + num_answers * usual, most + num_answers * (raced + climbs)
-        seconds += num_answers * usual * run_s
-        prompts += [num] if search.question.num_prompts is not None else [num, site.most_prompts]
+            start = time.perf_counter()
+            short_site.run(short_site.planned(ranked.space.first), ranked.start, 0)
+            run_s = num_prompts / num_short * (time.perf_counter() - start)
+        likely_runs = num_joint + num_climbs + (num_changes if search.rate is None else 0)
+        likely, most = likely + num_answers * likely_runs, most + num_answers * (num_raced + num_climbs)
+        seconds += num_answers * likely_runs * run_s
+        prompts += [num_prompts] if search.question.num_prompts is not None else [num_prompts, site.most_prompts]
     return Outlook(likely, most, (min(prompts), max(prompts)), seconds / min(usable_cores(), len(sites)))
 
 
@@ -161,7 +161,7 @@ def rates_by_seed(answer: Answer, resolution: float) -> dict[int, float]:
     site, plan, rate = answer.site, answer.plan, answer.rate
     assert plan is not None
     assert rate is not None
-    lattice, found = Lattice(resolution=resolution / FINER), {}
+    lattice, rates = Lattice(resolution=resolution / FINER), {}
     for seed in range(site.num_seeds):
 
         def margin(step: int, seed: int = seed) -> float:
@@ -169,8 +169,8 @@ def rates_by_seed(answer: Answer, resolution: float) -> dict[int, float]:
 
         step = climb(margin, lattice.step(rate), lattice.ends(rate))
         if step is not None:
-            found[seed] = lattice.rate(step)
-    return found
+            rates[seed] = lattice.rate(step)
+    return rates
 
 
 ALIKE = 3
@@ -184,27 +184,27 @@ def stepped(answer: Answer, sizes: Sequence[int], hours: float) -> list[dict[str
     assert isinstance(site, ClusterSite), "turns are refused"
     assert plan is not None
     assert rate is not None
-    arrivals_s = [each.arrival_s for each in site.own_times]
+    arrivals_s = [session.arrival_s for session in site.own_times]
     steps = []
-    for place in range(math.floor(arrivals_s[-1] / 3600 / hours) + 1):
-        begin_s, end_s = 3600 * hours * place, 3600 * hours * (place + 1)
-        num = sum(begin_s <= each < end_s for each in arrivals_s)
+    for index in range(math.floor(arrivals_s[-1] / 3600 / hours) + 1):
+        begin_s, end_s = 3600 * hours * index, 3600 * hours * (index + 1)
+        num_sessions = sum(begin_s <= arrival_s < end_s for arrival_s in arrivals_s)
         length_s = min(end_s, arrivals_s[-1]) - begin_s or 1.0
         trials = Trials(site=replace(site, window_s=(begin_s, end_s)))
 
         def serving(gpus: int, trials: Trials = trials) -> Plan | None:
-            alike = _alike(site.alike(gpus, plan), plan)
-            return next((each for each in alike if trials.seen(each, rate, True).serves), None)
+            plans = _alike(site.alike(gpus, plan), plan)
+            return next((candidate for candidate in plans if trials.seen(candidate, rate, True).serves), None)
 
-        found = fewest(sizes, serving) if num else (sizes[0], None)
+        smallest = fewest(sizes, serving) if num_sessions else (sizes[0], None)
         steps.append(
             {
                 "begin_h": begin_s / 3600,
                 "hours": length_s / 3600,
-                "sessions": num,
-                "rate": num / length_s,
-                "gpus": found and found[0],
-                "plan": found and found[1] and found[1].name,
+                "sessions": num_sessions,
+                "rate": num_sessions / length_s,
+                "gpus": smallest and smallest[0],
+                "plan": smallest and smallest[1] and smallest[1].name,
             }
         )
     return steps
@@ -224,5 +224,5 @@ def _alike(plans: Sequence[Plan], plan: Plan) -> list[Plan]:
     def degrees(each: Plan) -> tuple[object, int]:
         return each.prefill and each.prefill[0], each.decode[0]
 
-    found = [each for each in plans if degrees(each) == degrees(plan)]
-    return sorted(found, key=lambda each: abs(share(each) - share(plan)))[:ALIKE]
+    same_degrees = [candidate for candidate in plans if degrees(candidate) == degrees(plan)]
+    return sorted(same_degrees, key=lambda each: abs(share(each) - share(plan)))[:ALIKE]

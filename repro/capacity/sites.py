@@ -130,7 +130,7 @@ class Site(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the fields alone. Another process makes all else from them, including systems of any kind."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def title(self) -> str:
@@ -151,7 +151,7 @@ class Site(ABC):
         """Sessions, or turns, of a run: enough for arrivals to last, up to the most rounds, and for percentiles to mean something."""
         per_prompt = self.rounds_per_prompt
         lasting = _SLOWER * LASTING * rate * self.alone_s * per_prompt
-        needed = max(BEYOND * each.fewest for each in self.objectives)
+        needed = max(BEYOND * objective.fewest for objective in self.objectives)
         rounds = max(min(max(lasting, FEWEST_ROUNDS), MOST_ROUNDS), 2 * needed / self.num_seeds)
         return max(1, math.ceil(rounds / per_prompt))
 
@@ -159,7 +159,7 @@ class Site(ABC):
     def most_prompts(self) -> int:
         """The most sessions, or turns, of a run if no number is given; all of a file that is replayed."""
         if self.is_replayed:
-            return round(sum(len(each.rounds) for each in self.sessions) / self.rounds_per_prompt)
+            return round(sum(len(session.rounds) for session in self.sessions) / self.rounds_per_prompt)
         return self._num_prompts(math.inf)
 
     @property
@@ -190,7 +190,7 @@ class Site(ABC):
     @property
     def rounds_per_prompt(self) -> float:
         """Mean rounds of a session; 1 for a turn."""
-        return sum(len(each.rounds) for each in self.sessions) / len(self.sessions)
+        return sum(len(session.rounds) for session in self.sessions) / len(self.sessions)
 
     @property
     @abstractmethod
@@ -232,9 +232,9 @@ class Site(ABC):
 
 
 def refuse_set_here(knobs: Mapping[str, Scalar]) -> None:
-    for name, why in SET_HERE.items():
+    for name, reason in SET_HERE.items():
         if name in knobs:
-            raise UserError(f"knob='{name}={knobs[name]}' {why}")
+            raise UserError(f"knob='{name}={knobs[name]}' {reason}")
 
 
 def prompts_of(session: Session) -> Iterator[Chunk]:
@@ -318,16 +318,16 @@ class ClusterSite(Site):
     @cached_property
     def _held_tokens(self) -> float:
         """Tokens of K/V that a session holds, summed over all its decode steps."""
-        return fsum(each.context_tokens * each.decode_tokens for each in self.sessions) / len(self.sessions)
+        return fsum(session.context_tokens * session.decode_tokens for session in self.sessions) / len(self.sessions)
 
     @cached_property
     def alone_s(self) -> float:
-        cost, num = self._settings.ground.hardware.cost(min(self._degrees)), len(self.sessions)
-        token_s = cost.step_s([], 1, round(fsum(each.context_tokens for each in self.sessions) / num))
-        elsewhere_s = fsum(entry.delay_s for each in self.sessions for entry in each.rounds[:-1])
+        cost, num_sessions = self._settings.ground.hardware.cost(min(self._degrees)), len(self.sessions)
+        token_s = cost.step_s([], 1, round(fsum(session.context_tokens for session in self.sessions) / num_sessions))
+        elsewhere_s = fsum(entry.delay_s for session in self.sessions for entry in session.rounds[:-1])
         pace_s = max(token_s, (tightest(self.objectives, "itl", "tpot") or 0.0) / _SLOWER)
-        decode_s = pace_s * sum(each.decode_tokens for each in self.sessions)
-        return (alone_s(cost, self.sessions) + decode_s + elsewhere_s) / num
+        decode_s = pace_s * sum(session.decode_tokens for session in self.sessions)
+        return (alone_s(cost, self.sessions) + decode_s + elsewhere_s) / num_sessions
 
     @property
     def least_gpus(self) -> int:
@@ -365,8 +365,8 @@ class ClusterSite(Site):
 
     def _deployments(self, gpus: int) -> Iterator[Deployment]:
         degrees = self._degrees
-        every = splits(gpus, degrees, degrees) if self.system.is_disaggregated else replications(gpus, degrees)
-        return (each for each in every if self.held in ("", str(each)))
+        deployments = splits(gpus, degrees, degrees) if self.system.is_disaggregated else replications(gpus, degrees)
+        return (deployment for deployment in deployments if self.held in ("", str(deployment)))
 
     def planned(self, choices: Choices) -> Plan:
         deployment = parse_deployment(str(dict(choices[0])["deployment"]))
@@ -388,26 +388,26 @@ class ClusterSite(Site):
 
     def alike(self, gpus: int, plan: Plan) -> list[Plan]:
         """Return the plans for this many GPUs that differ from a plan only in the deployment."""
-        return [self.planned((_knobs(each), *plan.choices[1:])) for each in self._deployments(gpus)]
+        return [self.planned((_knobs(deployment), *plan.choices[1:])) for deployment in self._deployments(gpus)]
 
     def _is_unbounded(self, schedule: Knobs) -> bool:
         """Whether closed forms give no bound, because a step holds several prompts or decode workers prefill too."""
-        usual = getattr(self._settings.own, "scheduling", None)
+        default = getattr(self._settings.own, "scheduling", None)
         knobs = self.cell.knob_values | dict(schedule)
-        return knobs.get("scheduling", usual) == "chunked" or knobs.get("conditional") is not None
+        return knobs.get("scheduling", default) == "chunked" or knobs.get("conditional") is not None
 
     def _said(self, schedule: Knobs) -> str:
         """Describe a schedule that was searched, including what the question sets of it; empty if the question sets all."""
-        whole, names = self.cell.knob_values | dict(schedule), ("scheduling", "max_num_batched_tokens")
+        knobs, names = self.cell.knob_values | dict(schedule), ("scheduling", "max_num_batched_tokens")
         is_searched = any(name in dict(schedule) for name in names)
-        steps = [str(whole[name]) for name in names if name in whole and is_searched]
-        others = [f"{name}={value}" for name, value in schedule if name not in names and value is not None]
-        return " ".join([*steps, *others])
+        steps = [str(knobs[name]) for name in names if name in knobs and is_searched]
+        rest = [f"{name}={value}" for name, value in schedule if name not in names and value is not None]
+        return " ".join([*steps, *rest])
 
     def _kept_up(self, degree: int, replicas: int) -> float:
         """The rate above which these prefill workers have less time than some seed's prompts take, at one prompt per step."""
         # A single session has no rate, so the workers keep up with it at any.
-        return min(replicas / each if each else math.inf for each in self._prefill_s[degree])
+        return min(replicas / busy if busy else math.inf for busy in self._prefill_s[degree])
 
     @cached_property
     def _is_remote(self) -> bool:
@@ -418,35 +418,35 @@ class ClusterSite(Site):
     @cached_property
     def _prefill_s(self) -> Mapping[int, Sequence[float]]:
         """By degree, for each seed: a remote prefill worker's seconds over the seconds that sessions take to arrive at 1/s."""
-        hardware, found = self._settings.ground.hardware, {}
+        hardware, by_degree = self._settings.ground.hardware, {}
         for degree in self._degrees:
-            cost, each = hardware.cost(degree, is_remote=True), []
+            cost, shares = hardware.cost(degree, is_remote=True), []
             for seed in range(self.num_seeds):
                 workload = replace(self._settings.workload, seed=seed)
                 sessions = sessions_of(workload).sessions
                 span_s = sessions[-1].arrival_s * (workload.arrivals.rate or 1.0)
-                each.append(alone_s(cost, sessions) / span_s if span_s else 0.0)
-            found[degree] = each
-        return found
+                shares.append(alone_s(cost, sessions) / span_s if span_s else 0.0)
+            by_degree[degree] = shares
+        return by_degree
 
     def ranked(self, gpus: int, rate: float | None) -> Ranked:
-        every = [self.planned((_knobs(each), *((),) * len(self.axes))) for each in self._deployments(gpus)]
-        if not every:
+        plans = [self.planned((_knobs(deployment), *((),) * len(self.axes))) for deployment in self._deployments(gpus)]
+        if not plans:
             return Ranked(Space(((),)), 0, 0.0)
         if self.system.is_disaggregated:
-            start = self._start(gpus, every) if rate is None else rate
-            values = self._values(gpus, every, start)
+            start = self._start(gpus, plans) if rate is None else rate
+            values = self._values(gpus, plans, start)
         else:
-            values = {plan: -self._guess(plan) for plan in every}
+            values = {plan: -self._guess(plan) for plan in plans}
             start = -min(values.values())
-        likely = sorted(every, key=lambda plan: values[plan])
+        likely = sorted(plans, key=lambda plan: values[plan])
         keeping_up = [plan for plan in likely if rate is None or plan.most >= rate]
         if self.cell.knob_values.get("conditional") or (self.axes and "conditional" in dict(self.axes[0][-1])):
             # If decode workers take prompts, fewer workers need to prefill alone.
             likely, rest = keeping_up[: CANDIDATES - MIXED], keeping_up[CANDIDATES - MIXED :]
             keeping_up = likely + sorted(rest, key=lambda plan: abs(plan.share - 0.25))
         space = Space((tuple(plan.choices[0] for plan in keeping_up[:CANDIDATES]), *self.axes))
-        return Ranked(space, len(every) * prod(map(len, self.axes)), start)
+        return Ranked(space, len(plans) * prod(map(len, self.axes)), start)
 
     def _guess(self, plan: Plan) -> float:
         """A rate at which co-located workers are ``_BUSY``, with as many decodes at once as the ITL objective allows."""
@@ -459,9 +459,9 @@ class ClusterSite(Site):
             base_s, slope_s, floor_s = cost.decode_line(batch)
             return max(base_s + slope_s * batch * context, floor_s)
 
-        most = self._settings.ground.hardware.kv_capacity(degree) / context
-        batches = [2**power for power in range(11) if 2**power <= most]
-        batch = max((each for each in batches if step_s(each) <= limit_s), default=1)
+        capacity = self._settings.ground.hardware.kv_capacity(degree) / context
+        batches = [2**power for power in range(11) if 2**power <= capacity]
+        batch = max((size for size in batches if step_s(size) <= limit_s), default=1)
         decode_s = sum(session.decode_tokens for session in sessions) * step_s(batch) / batch
         return _BUSY * replicas * len(sessions) / (alone_s(cost, sessions) + decode_s)
 
@@ -471,11 +471,11 @@ class ClusterSite(Site):
         high = gpus * len(self.sessions) / alone_s(cost, self.sessions)
         low = high / 64
         for _ in range(_HALVINGS):
-            middle = math.sqrt(low * high)
-            if min(self._values(gpus, plans, middle).values()) > 1:
-                high = middle
+            mid_rate = math.sqrt(low * high)
+            if min(self._values(gpus, plans, mid_rate).values()) > 1:
+                high = mid_rate
             else:
-                low = middle
+                low = mid_rate
         return low
 
     def _values(self, gpus: int, plans: Sequence[Plan], rate: float) -> Mapping[Plan, float]:
@@ -483,12 +483,12 @@ class ClusterSite(Site):
         ground = replace(self._settings.ground, num_gpus=gpus)
         workload = PlanningWorkload(sessions=self.sessions, rate=rate, slo=ground.slo)
         table = coefficients(ground.performance, workload, self._degrees, gpus, "closed")
-        found = {}
+        values = {}
         for plan in plans:
             assert plan.prefill is not None, "co-located workers have no phases apart"
             phases = table.prefill[plan.prefill].of_slo, table.decode[plan.decode].of_slo
-            found[plan] = max(*phases, rate / self._kept_up(*plan.prefill), rate / self._held(*plan.decode))
-        return found
+            values[plan] = max(*phases, rate / self._kept_up(*plan.prefill), rate / self._held(*plan.decode))
+        return values
 
     def _held(self, degree: int, replicas: int) -> float:
         """The rate at which the K/V of sessions fills the workers while they decode, at the pace of a session alone."""
@@ -508,7 +508,7 @@ class ClusterSite(Site):
         sessions = sessions_of(deployment.settings.workload).sessions
         if self.window_s is not None:
             begin_s, end_s = self.window_s
-            sessions = tuple(each for each in sessions if begin_s <= each.arrival_s < end_s)
+            sessions = tuple(session for session in sessions if begin_s <= session.arrival_s < end_s)
         cluster: Cluster = deployment.cluster()
         run = cluster.simulate(OpenLoop(sessions=sessions), seed=seed, stop=StopRule(max_live_sessions=_MOST_LIVE))
         return sample_of(run, self.objectives, is_whole=self.is_replayed)
@@ -530,24 +530,24 @@ def sample_of(run: ClusterRun, objectives: Sequence[Objective], *, is_whole: boo
     if is_whole:
         counts = np.ones(len(ready_s), dtype=np.bool_)
     by_round = {"ttft": first_token_s - ready_s, "e2el": finished_s - ready_s}
-    times = {name: Times.of(each[counts]) for name, each in by_round.items()}
-    if any(each.metric in ("itl", "tpot") for each in objectives):  # computing these takes as long as the run
+    times = {name: Times.of(values[counts]) for name, values in by_round.items()}
+    if any(objective.metric in ("itl", "tpot") for objective in objectives):  # computing these takes as long as the run
         assert isinstance(run.gaps, GapLog), "a simulated run logs gaps by worker"
         gaps = run.gaps.of_rounds(counts)
         num_gaps = gaps.num_gaps(len(ready_s))
         times["itl"] = Times(*gaps.spread())
-    if any(each.metric == "tpot" for each in objectives):
+    if any(objective.metric == "tpot" for objective in objectives):
         with np.errstate(invalid="ignore"):  # NaN for a round of one token
             by_round["tpot"] = np.bincount(gaps.row, gaps.gap_s * gaps.tokens, len(ready_s)) / num_gaps
         times["tpot"] = Times.of(by_round["tpot"][counts & (num_gaps > 0)])
     good = counts & ~np.isnan(finished_s)
-    for each in objectives:
-        if each.metric == "itl":
-            good &= keeping(gaps, len(ready_s), each.limit_s)
+    for objective in objectives:
+        if objective.metric == "itl":
+            good &= keeping(gaps, len(ready_s), objective.limit_s)
         else:
             # A token that never came keeps no limit; a round of one token has no gap to limit.
-            good &= (by_round[each.metric] <= each.limit_s) | (each.metric == "tpot" and num_gaps == 0)
-    num_counted, num_missed = (np.bincount(session[each]) for each in (counts, counts & ~good))
+            good &= (by_round[objective.metric] <= objective.limit_s) | (objective.metric == "tpot" and num_gaps == 0)
+    num_counted, num_missed = (np.bincount(session[mask]) for mask in (counts, counts & ~good))
     end_s, arrival_s = (np.asarray(run.sessions[name], dtype=np.float64) for name in ("finished_s", "arrival_s"))
     stay_s = end_s - arrival_s
     return Sample(
@@ -567,9 +567,9 @@ def keeping(gaps: GapLog, num_rounds: int, limit_s: float) -> npt.NDArray[np.boo
     """Return which rounds have a P95 of their own gaps within a limit, or no gap. We sort only the rounds whose P95 lies between a gap
     within the limit and one beyond."""
     num_gaps, num_within = gaps.num_gaps(num_rounds), gaps.num_gaps(num_rounds, limit_s)
-    place = 0.95 * (num_gaps - 1)
-    keeps = (num_within > np.ceil(place)) | (num_gaps == 0)
-    is_open = ~keeps & (num_within > np.floor(place))
+    rank = 0.95 * (num_gaps - 1)
+    keeps = (num_within > np.ceil(rank)) | (num_gaps == 0)
+    is_open = ~keeps & (num_within > np.floor(rank))
     p95_s = gaps.of_rounds(is_open).stats(np.arange(num_rounds), num_rounds)["p95"]
     return keeps | (is_open & (p95_s <= limit_s))
 
@@ -588,24 +588,24 @@ class RecordSite(Site):
 
     @property
     def obtained(self) -> Obtained:
-        found: Obtained = self._prepared[0].obtained
-        return found
+        obtained: Obtained = self._prepared[0].obtained
+        return obtained
 
     @property
     def provenance(self) -> Provenance:
-        found: Provenance = self._prepared[1].provenance
-        return found
+        provenance: Provenance = self._prepared[1].provenance
+        return provenance
 
     def fits(self, gpus: int) -> bool:
         return gpus <= self.most_gpus
 
     def _record(self, cell: Cell) -> RunRecord:
         deployment, workload = SYSTEMS.get(cell.system).prepare(cell)
-        found: RunRecord = deployment.run(workload)
-        return found
+        record: RunRecord = deployment.run(workload)
+        return record
 
     def _sample(self, times: Mapping[str, Times], load: float, span_s: float, stay_s: float) -> Sample:
-        good = np.all([times[each.metric].values <= each.limit_s for each in self.objectives], axis=0)
+        good = np.all([times[objective.metric].values <= objective.limit_s for objective in self.objectives], axis=0)
         return Sample(
             times=times,
             num_rounds=len(good),
@@ -638,13 +638,13 @@ class InstanceSite(RecordSite):
     @property
     def sessions(self) -> Sequence[Session]:
         (stream,) = self._prepared[1].streams
-        found: Sequence[Session] = stream.sessions
-        return found
+        sessions: Sequence[Session] = stream.sessions
+        return sessions
 
     @property
     def alone_s(self) -> float:
-        num = sum(len(each.rounds) for each in self.sessions)
-        return alone_s(self._prepared[0].settings.cost, self.sessions) / num
+        num_rounds = sum(len(session.rounds) for session in self.sessions)
+        return alone_s(self._prepared[0].settings.cost, self.sessions) / num_rounds
 
     def _axes_on(self, gpus: int) -> tuple[tuple[Knobs, ...], ...]:
         """The axes for this many instances, the first of which holds their only deployment."""
@@ -692,8 +692,8 @@ class RequestSite(RecordSite):
         return super().fits(gpus)
 
     def check(self, gpus: int) -> None:
-        few = self.of_size(gpus, 1.0, self.least_prompts)
-        few.run(few.plans(gpus)[0], 1.0, 0)
+        short_site = self.of_size(gpus, 1.0, self.least_prompts)
+        short_site.run(short_site.plans(gpus)[0], 1.0, 0)
 
     def hardware(self) -> tuple[ModelShape, str]:
         settings = self._prepared[0].settings
@@ -733,12 +733,12 @@ class RequestSite(RecordSite):
         record = self._record(self.of_run(plan, rate, seed))
         arrival_s = column(record, "arrival_s")
         span_s = float(arrival_s.max() - arrival_s.min())
-        late = {
+        latencies = {
             name: column(record, stamp) - arrival_s
             for name, stamp in (("ttft", "first_output_s"), ("e2el", "finished_s"))
         }
-        stay_s = float(np.nanmean(late["e2el"]))
+        stay_s = float(np.nanmean(latencies["e2el"]))
         counts = arrival_s >= arrival_s.min() + (0 if self.is_replayed else WARM_UP * span_s)
-        times = {name: Times.of(each[counts]) for name, each in late.items()}
+        times = {name: Times.of(values[counts]) for name, values in latencies.items()}
         load = LASTING * stay_s / span_s if span_s else math.inf
         return self._sample(times, load, span_s, stay_s)
