@@ -98,10 +98,10 @@ class Fitted:
     def medians(self) -> dict[str, dict[str, Any]]:
         """Median absolute error of the predictions, in percent, by kind."""
         errors: dict[str, list[float]] = {}
-        for each in self.comparisons:
-            if each.role == "prediction":
-                errors.setdefault(KINDS[each.unit], []).append(abs(each.error_percent))
-        return {kind: {"count": len(own), "median_percent": round(median(own), 2)} for kind, own in errors.items()}
+        for comparison in self.comparisons:
+            if comparison.role == "prediction":
+                errors.setdefault(KINDS[comparison.unit], []).append(abs(comparison.error_percent))
+        return {kind: {"count": len(errs), "median_percent": round(median(errs), 2)} for kind, errs in errors.items()}
 
     @property
     def report(self) -> dict[str, Any]:
@@ -117,15 +117,15 @@ class Fitted:
             "medians": self.medians,
             "comparisons": [
                 {
-                    "claim": each.name,
+                    "claim": comparison.name,
                     "kind": "measured",
-                    "role": each.role,
-                    "unit": each.unit,
-                    "expected": each.measured,
-                    "ours": each.predicted,
-                    "error_percent": round(each.error_percent, 2),
+                    "role": comparison.role,
+                    "unit": comparison.unit,
+                    "expected": comparison.measured,
+                    "ours": comparison.predicted,
+                    "error_percent": round(comparison.error_percent, 2),
                 }
-                for each in self.comparisons
+                for comparison in self.comparisons
             ],
         }
 
@@ -144,8 +144,8 @@ def benchmark_run(suite: Suite, script: str) -> StoredRun | None:
 
 
 def timed_steps(run: StoredRun) -> list[TimedSteps]:
-    found = run.facts["rows"]
-    shape = ModelShape(**found["shape"])
+    facts = run.facts["rows"]
+    shape = ModelShape(**facts["shape"])
     return [
         TimedSteps(
             kind=row["kind"],
@@ -155,7 +155,7 @@ def timed_steps(run: StoredRun) -> list[TimedSteps]:
             works=tuple((n, StepWork(**work)) for n, work in row["works"]),
             shape=shape,
         )
-        for row in found["rows"]
+        for row in facts["rows"]
     ]
 
 
@@ -164,8 +164,8 @@ def card_of(suite: Suite, run: StoredRun) -> Gpu:
     name = platform(suite.platform).gpu
     if name is not None:
         return gpu(name)
-    found = run.facts["rows"]
-    return Gpu.of_peaks(suite.platform, found["flops_per_s"], found["bytes_per_s"])
+    facts = run.facts["rows"]
+    return Gpu.of_peaks(suite.platform, facts["flops_per_s"], facts["bytes_per_s"])
 
 
 def measured_card(suite: Suite) -> Gpu | None:
@@ -183,9 +183,9 @@ def measured_card(suite: Suite) -> Gpu | None:
 def fitted_rows(rows: Sequence[TimedSteps]) -> tuple[TimedSteps, ...]:
     """Refresh and Reuse rows of the smallest and the largest batch, at the shortest length."""
     length = min(row.total_len for row in rows)
-    own = [row for row in rows if row.kind in FITTED_KINDS and row.total_len == length]
-    sizes = [row.batch_size for row in own]
-    return tuple(row for row in own if row.batch_size in (min(sizes), max(sizes)))
+    selected = [row for row in rows if row.kind in FITTED_KINDS and row.total_len == length]
+    sizes = [row.batch_size for row in selected]
+    return tuple(row for row in selected if row.batch_size in (min(sizes), max(sizes)))
 
 
 @cache
@@ -204,14 +204,14 @@ def fit(rows: tuple[TimedSteps, ...], card: Gpu, *, copied: Gpu | None = None) -
     def at(share: float) -> tuple[float, float]:
         """The least sum of squared relative errors for a share, and the overhead that gives it."""
         alone = np.array([row.predicted_s(card, _constants(card, share, 0.0, bandwidth)) for row in rows])
-        rest = 1 - alone * weights
-        overhead = max(0.0, float(rest @ weights / (weights @ weights)))
-        return float(np.sum((rest - overhead * weights) ** 2)), overhead
+        residual = 1 - alone * weights
+        overhead = max(0.0, float(residual @ weights / (weights @ weights)))
+        return float(np.sum((residual - overhead * weights) ** 2)), overhead
 
     low, high = np.log(LEAST_SHARE), 0.0
     for _ in range(ZOOMS):
         shares = np.linspace(low, high, GRID)
-        errors = [at(float(np.exp(x)))[0] for x in shares]
+        errors = [at(float(np.exp(log_share)))[0] for log_share in shares]
         best = int(np.argmin(errors))
         low, high = shares[max(0, best - 1)], shares[min(GRID - 1, best + 1)]
     share = float(np.exp(shares[best]))
@@ -261,12 +261,12 @@ def calibrated(suite: Suite) -> Fitted | str:
 
 def _fitted(suite: Suite, run: StoredRun) -> Fitted:
     rows, card = timed_steps(run), card_of(suite, run)
-    chosen = fitted_rows(rows)
-    calibration = fit(chosen, card, copied=measured_card(suite))
+    selected = fitted_rows(rows)
+    calibration = fit(selected, card, copied=measured_card(suite))
     comparisons = [
         PredictedAndMeasured(
             name=row.name,
-            role="fitted" if row in chosen else "prediction",
+            role="fitted" if row in selected else "prediction",
             unit="ms",
             measured=1e3 * row.seconds,
             predicted=1e3 * row.predicted_s(card, calibration),
@@ -317,16 +317,16 @@ def read_fit(folder: Path, card: str) -> dict[str, Any]:
         raise UserError(f"platform={card!r} has no calibration in {folder}: run 'make gpu-first' on such a card")
     try:
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        whole = is_whole(value)
+        is_sealed = is_whole(value)
         version, machine, commit = value["schema_version"], value["machine"], value["commit"]
         calibration = Calibration.from_dict(value["calibration"])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}): run gpu-suite again") from error
     require(version == predictions.SCHEMA_VERSION, f"{path} has schema_version={version}: run gpu-suite again")
-    require(whole, f"{path} is not as it was written: run gpu-suite again")
-    known = gpu_of_device(machine) if isinstance(machine, str) else None
+    require(is_sealed, f"{path} is not as it was written: run gpu-suite again")
+    machine_gpu = gpu_of_device(machine) if isinstance(machine, str) else None
     require(
-        known is not None and known.name == card == calibration.gpu,
+        machine_gpu is not None and machine_gpu.name == card == calibration.gpu,
         f"{path} was fitted on {machine or 'an unnamed machine'}, which is no {card}: give the folder of a suite that ran "
         f"on one",
     )

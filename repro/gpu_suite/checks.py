@@ -53,10 +53,10 @@ def top1_agreement(exact: "DiffusionModel", rounded: "DiffusionModel", requests:
     margins = []
     with torch.inference_mode():
         for request in requests:
-            wanted, found = (_masked_logits(model, request) for model in (exact, rounded))
+            exact_logits, rounded_logits = (_masked_logits(model, request) for model in (exact, rounded))
             num_positions += request.generation.gen_length
-            agreeing += int((wanted.argmax(dim=-1) == found.argmax(dim=-1)).sum())
-            best = wanted.topk(2, dim=-1).values
+            agreeing += int((exact_logits.argmax(dim=-1) == rounded_logits.argmax(dim=-1)).sum())
+            best = exact_logits.topk(2, dim=-1).values
             margins.append((best[:, 0] - best[:, 1]).float().cpu())
     low, high = wilson_interval(agreeing, num_positions)
     return {
@@ -139,10 +139,10 @@ class Check(ABC):
 
         # Free the device's memory for another process, or for a larger model.
         release(self.device)
-        found = {"failed": None, **self.look()}
+        facts = {"failed": None, **self.look()}
         return RunRecord(
             tables={REQUESTS: empty_table(REQUEST_COLUMNS)},
-            manifest={"obtained": self.obtained, "device": self.device, "facts": found},
+            manifest={"obtained": self.obtained, "device": self.device, "facts": facts},
         )
 
     @abstractmethod
@@ -199,14 +199,14 @@ class Goldens(Check):
         from repro.checks.goldens import GOLDEN_DIR, METHODS, read_cases, verify
 
         cases = [case for case in read_cases(GOLDEN_DIR) if case.required]
-        chosen = [
+        selected = [
             case for name in METHODS for case in [c for c in cases if c.method == name][: self.per_method or None]
         ]
-        results = verify(chosen, device=self.device)
+        results = verify(selected, device=self.device)
         methods = {
-            name: {"cases": len(own), "passed": sum(result.passed for result in own)}
+            name: {"cases": len(of_method), "passed": sum(result.passed for result in of_method)}
             for name in METHODS
-            if (own := [result for result in results if result.case.method == name])
+            if (of_method := [result for result in results if result.case.method == name])
         }
         differences = {result.case.id: result.difference for result in results if not result.passed}
         passed = len(results) - len(differences)
@@ -249,12 +249,12 @@ class AgreementCheck(Check):
         )
         requests = prepare(cell).workload.requests
         exact, rounded = load_pair(self.model, weights=self.weights, device=self.device)  # type: ignore[arg-type]
-        found = top1_agreement(exact, rounded, requests)
+        agreement = top1_agreement(exact, rounded, requests)
         return {
             "model": self.model,
             "weights": self.weights,
-            **found,
-            "note": f"{100 * found['share']:.2f} % of {found['n']} masked positions",
+            **agreement,
+            "note": f"{100 * agreement['share']:.2f} % of {agreement['n']} masked positions",
         }
 
 
@@ -275,22 +275,22 @@ class Benchmark(Check):
         with tempfile.TemporaryDirectory(prefix="repro-benchmark-") as folder:
             rows = Path(folder, "rows.json")
             script = str(REPO / "repro" / "bench" / f"{self.script}.py")
-            where = ["--device", self.device] if self.has_device else []
-            options = [*where, "--json", str(rows), *self.options.split()]
-            late = None
+            device = ["--device", self.device] if self.has_device else []
+            options = [*device, "--json", str(rows), *self.options.split()]
+            timeout = None
             try:
                 done = _process([sys.executable, script, *options], self.limit_s)
             except UserError as error:
                 # Keep the rows that were written so far.
-                late, done = str(error), subprocess.CompletedProcess([], 1, "", "")
-            found = json.loads(rows.read_text(encoding="utf-8")) if rows.is_file() else None
+                timeout, done = str(error), subprocess.CompletedProcess([], 1, "", "")
+            content = json.loads(rows.read_text(encoding="utf-8")) if rows.is_file() else None
         lines = done.stdout.strip().splitlines()
         return {
             "returncode": done.returncode,
             "output": (done.stdout + done.stderr)[-4000:],
-            "rows": found,
+            "rows": content,
             "note": lines[0] if lines else "no output",
-            "failed": late or (_last_line(done) if done.returncode else None),
+            "failed": timeout or (_last_line(done) if done.returncode else None),
         }
 
 

@@ -54,20 +54,20 @@ def simulated(cell: Cell, calibration: Calibration | None = None) -> Experiment:
     assert isinstance(experiment.deployment, DllmDeployment)
     card = experiment.deployment.settings.platform.gpu
     assert card is not None, "settings refuse the roofline where there is no GPU model"
-    given = calibration or Calibration.datasheet(gpu(card))
-    return replace(experiment, deployment=replace(experiment.deployment, calibration=given))
+    constants = calibration or Calibration.datasheet(gpu(card))
+    return replace(experiment, deployment=replace(experiment.deployment, calibration=constants))
 
 
 def expected(cells: Sequence[Cell], store: Store) -> list[Prediction]:
     """The simulator's expectation for each cell. ``store`` holds runs that the same code simulated before."""
     sweep = Sweep([simulated(cell) for cell in cells], store)
     sweep.run()
-    found = []
+    predictions = []
     for run, experiment in zip(sweep.runs, sweep.experiments, strict=True):
         busy_s = SLOWER * run.summary["busy_s"] + STEP_OVERHEAD_S * run.summary["num_steps"]
         seconds = round(PREPARATION_S + max(*(each.arrival_s for each in experiment.workload.requests), busy_s), 1)
-        found.append(Prediction(seconds, run.summary["throughput_tok_s"]))
-    return found
+        predictions.append(Prediction(seconds, run.summary["throughput_tok_s"]))
+    return predictions
 
 
 STEP_BATCHES, STEP_LENGTH = (1, 16, 64, 128), 256
@@ -93,18 +93,18 @@ Knobs = Mapping[str, Scalar]
 def title_of(cell: Cell) -> str:
     """The system's name, and what distinguishes this variant of it."""
     knobs = cell.knob_values.items()
-    beside = [
-        said
-        for own, said in (
+    variants = [
+        text
+        for setting, text in (
             (ONE_REFRESH, "one refresh"),
             (SAME_ENGINE, "on our engine"),
             ({"autoregressive": True}, "autoregressive"),
             ({"batching": "first-done"}, "first done"),
         )
-        if own.items() <= knobs
+        if setting.items() <= knobs
     ]
     model = [str(cell.knob_values["model"])] if cell.system == BLOCK else []
-    return ", ".join((cell.system, *model, *beside))
+    return ", ".join((cell.system, *model, *variants))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,21 +167,21 @@ def scale_of(name: str, memory_bytes: int | None = None) -> Scale:
     """The suite's scale on a platform. ``memory_bytes`` is the memory of the actual card, which limits a platform that assumes more."""
     import yaml
 
-    where = platform(name)
-    told = Path(__file__).with_name("suite.yaml").read_text(encoding="utf-8")
-    found = yaml.safe_load(told)["cpu" if where.gpu is None else "card"]
-    knobs = dict(found["knobs"])
-    if where.gpu is not None and memory_bytes is not None and memory_bytes < where.part(DllmPart).memory_bytes:
-        where = where.with_part(DllmPart, memory_bytes=memory_bytes)
+    machine = platform(name)
+    text = Path(__file__).with_name("suite.yaml").read_text(encoding="utf-8")
+    config = yaml.safe_load(text)["cpu" if machine.gpu is None else "card"]
+    knobs = dict(config["knobs"])
+    if machine.gpu is not None and memory_bytes is not None and memory_bytes < machine.part(DllmPart).memory_bytes:
+        machine = machine.with_part(DllmPart, memory_bytes=memory_bytes)
         knobs["memory_limit"] = memory_bytes
-    held = where.part(DllmPart).memory_bytes / GB
-    asked = (SuiteLine(**line) for line in found["cells"])
-    return Scale(where=where, knobs=knobs, asked=tuple(each for each in asked if each.from_gb <= held < each.below_gb))
+    gb = machine.part(DllmPart).memory_bytes / GB
+    lines = (SuiteLine(**line) for line in config["cells"])
+    return Scale(where=machine, knobs=knobs, asked=tuple(line for line in lines if line.from_gb <= gb < line.below_gb))
 
 
 def _step_batches(part: DllmPart) -> list[int]:
     """Batch sizes whose pool and activations fit on the card beside the weights."""
-    shape, held = model_shape("llada-8b"), []
+    shape, sizes = model_shape("llada-8b"), []
     for size in STEP_BATCHES:
         config = EngineConfig(
             max_num_batched_tokens=size * STEP_LENGTH,
@@ -191,17 +191,17 @@ def _step_batches(part: DllmPart) -> list[int]:
         )
         rows = size * (config.sparsity.kept_rows(STEP_LENGTH - part.block_length) + part.block_length)
         if divide_memory(shape, part.memory_bytes, config, logit_rows="decomposed").kv_rows >= rows:
-            held.append(size)
-    return held
+            sizes.append(size)
+    return sizes
 
 
 def stages(scale: Scale) -> list[Planned]:
     """All cells in order of worth. A cell that several stages ask for runs in the first of them."""
     first: dict[str, Planned] = {}
-    for asked in scale.asked:
-        seconds = None if asked.seconds is None else float(asked.seconds)
-        for cell in _cells(scale, asked):
-            first.setdefault(cell.key, Planned(stage=asked.stage, cell=cell, estimate_s=seconds))
+    for line in scale.asked:
+        seconds = None if line.seconds is None else float(line.seconds)
+        for cell in _cells(scale, line):
+            first.setdefault(cell.key, Planned(stage=line.stage, cell=cell, estimate_s=seconds))
     return list(first.values())
 
 
@@ -220,11 +220,11 @@ def _cells(scale: Scale, asked: SuiteLine) -> Iterator[Cell]:
     elif asked.load is not None:
         # Every system, all in one run of the suite.
         for system in asked.systems or COMPARED:
-            own = {**asked.knobs, **asked.own.get(system, {})}
-            yield _saturated(scale, system, asked.load, own)
+            system_knobs = {**asked.knobs, **asked.own.get(system, {})}
+            yield _saturated(scale, system, asked.load, system_knobs)
             if system == OURS and not asked.systems:
-                yield _saturated(scale, system, asked.load, {**own, **ONE_REFRESH})
-                rule = {**own, **asked.own.get(ON_OUR_ENGINE, {}), **SAME_ENGINE}
+                yield _saturated(scale, system, asked.load, {**system_knobs, **ONE_REFRESH})
+                rule = {**system_knobs, **asked.own.get(ON_OUR_ENGINE, {}), **SAME_ENGINE}
                 yield _saturated(scale, ON_OUR_ENGINE, asked.load, rule)
     else:
         yield from _drawn(scale, asked).cells
@@ -232,32 +232,32 @@ def _cells(scale: Scale, asked: SuiteLine) -> Iterator[Cell]:
 
 def _saturated(scale: Scale, system: str, dataset: str, knobs: Knobs) -> Cell:
     """A cell with all requests at once. The scale's knobs are for diffusion LLMs; a system of another family gets those that it has."""
-    given = scale.knobs
+    common = scale.knobs
     if system == BLOCK:
-        known = {name for kind in SYSTEMS.get(BLOCK).knobs for name in knobs_of(kind)}  # type: ignore[attr-defined]
-        given = {name: value for name, value in given.items() if name in known - {"steps"}}  # which are of a block
+        names = {name for kind in SYSTEMS.get(BLOCK).knobs for name in knobs_of(kind)}  # type: ignore[attr-defined]
+        common = {name: value for name, value in common.items() if name in names - {"steps"}}  # which are of a block
     return Cell(
         figure="saturation",
         system=system,
         dataset=dataset,
         platform=scale.where.name,
         executor="torch",
-        knobs=tuple({**given, **knobs}.items()),
+        knobs=tuple({**common, **knobs}.items()),
     )
 
 
 def figures(scale: Scale) -> Sequence[Drawn]:
-    return [_drawn(scale, asked) for asked in scale.asked if asked.figure is not None]
+    return [_drawn(scale, line) for line in scale.asked if line.figure is not None]
 
 
 def _drawn(scale: Scale, asked: SuiteLine) -> Drawn:
     """A figure that is measured on the platform, whatever the platform's default."""
     assert asked.figure is not None
-    where = replace(scale.where, executor="torch")
-    rates = tuple(asked.rates) or tuple(scale.part.rates[place] for place in asked.rates_at)
+    machine = replace(scale.where, executor="torch")
+    rates = tuple(asked.rates) or tuple(scale.part.rates[index] for index in asked.rates_at)
     view = View(
-        platform=where,
-        reading=default_reading(where),
+        platform=machine,
+        reading=default_reading(machine),
         knobs=tuple({**asked.knobs, **scale.knobs}.items()),
         rates=tuple(sorted(rates)),
         is_grouped=False,

@@ -57,8 +57,8 @@ class Job:
         if not isinstance(self.experiment.deployment, Check):
             return f"{title_of(cell)}, {cell.dataset}{'' if cell.rate is None else f' at {cell.rate:g}/s'}"
         knobs = cell.knob_values
-        said = [str(knobs[name]) for name in ("script", "options", "model") if knobs.get(name)]
-        return " ".join(said) or cell.system.rpartition(":")[2].lower().replace("_", " ")
+        parts = [str(knobs[name]) for name in ("script", "options", "model") if knobs.get(name)]
+        return " ".join(parts) or cell.system.rpartition(":")[2].lower().replace("_", " ")
 
 
 @dataclass(kw_only=True)
@@ -87,9 +87,9 @@ class JobOutcome:
 def jobs_of(asked: Sequence[Planned], simulations: Store) -> list[Job]:
     """Prepare all jobs, so that errors are raised before any job runs. A cell without an estimate gets it from its simulated run."""
     jobs = [Job(stage=each.stage, experiment=prepare(each.cell), estimate_s=each.estimate_s or 0.0) for each in asked]
-    unknown = [place for place, each in enumerate(asked) if each.estimate_s is None]
-    for place, told in zip(unknown, expected([asked[place].cell for place in unknown], simulations), strict=True):
-        jobs[place] = replace(jobs[place], estimate_s=told.seconds, predicted_tok_s=told.throughput_tok_s)
+    unknown = [index for index, planned in enumerate(asked) if planned.estimate_s is None]
+    for index, prediction in zip(unknown, expected([asked[index].cell for index in unknown], simulations), strict=True):
+        jobs[index] = replace(jobs[index], estimate_s=prediction.seconds, predicted_tok_s=prediction.throughput_tok_s)
     return jobs
 
 
@@ -163,20 +163,20 @@ class Suite:
     def run(self, budget_s: float, *, began: float | None = None) -> JobOutcome:
         """Run jobs in order, with earlier failures last. A job that does not fit into the remaining time is skipped. The budget counts from
         ``began`` (on the suite's clock)."""
-        began, ran = self.now() if began is None else began, 0
+        began, num_ran = self.now() if began is None else began, 0
         failed: list[str] = []
         skipped: list[str] = []
         stopped = None
         self._close()
         todo = [job for job in self.chosen if self.entries[job.name].status != "done"]
         for job in sorted(todo, key=lambda job: self.entries[job.name].status == "failed"):
-            left, expected = budget_s - (self.now() - began), self.expected_s(job)
-            if expected > left:
-                skipped.append(f"{job.name} is expected to take {expected:.0f} s and {max(0.0, left):.0f} s are left")
+            left_s, expected = budget_s - (self.now() - began), self.expected_s(job)
+            if expected > left_s:
+                skipped.append(f"{job.name} is expected to take {expected:.0f} s and {max(0.0, left_s):.0f} s are left")
                 continue
             self.on_line(f"[{job.stage}] {job.name}: {expected:.0f} s expected")
-            ran += 1
-            reason = self._run_one(job, left)
+            num_ran += 1
+            reason = self._run_one(job, left_s)
             self._close()
             if reason is not None:
                 failed.append(job.name)
@@ -187,12 +187,12 @@ class Suite:
         if stopped is None:
             stopped = skipped[0] if skipped else "every job was tried" if failed else "everything is done"
             stopped += f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
-        rest = self.left
+        remaining = self.left
         return JobOutcome(
-            ran=ran,
+            ran=num_ran,
             failed=tuple(failed),
-            left=tuple(job.name for job in rest),
-            left_s=sum(map(self.expected_s, rest)),
+            left=tuple(job.name for job in remaining),
+            left_s=sum(map(self.expected_s, remaining)),
             stopped=stopped,
         )
 
@@ -202,10 +202,10 @@ class Suite:
         entry.attempts += 1
         entry.status = "started"
         self._save()
-        began = self.now()
+        start_s = self.now()
 
         def watch(experiment: Experiment, progress: DriveProgress) -> None:
-            if self.now() - began > left_s:
+            if self.now() - start_s > left_s:
                 raise OverTimeError(
                     f"not over after {left_s:.0f} s, with {progress.num_closed} of {progress.num_total} requests"
                 )
@@ -223,7 +223,7 @@ class Suite:
             reason = str(error)
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        elapsed = self.now() - began
+        elapsed = self.now() - start_s
         # A job that ran over its time gets twice the time on its next attempt.
         entry.attempts = entry.attempts if reason is not None and reason.startswith("OverTimeError") else 0
         entry.status = "done" if reason is None else "failed"
@@ -272,14 +272,14 @@ def _kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 def _read(path: Path, platform: str) -> dict[str, JobState]:
     try:
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        version, holds = value["schema_version"], value["platform"]
+        version, name = value["schema_version"], value["platform"]
         entries = (
             {name: JobState(**entry) for name, entry in value["jobs"].items()} if version == SCHEMA_VERSION else {}
         )
     except (UserError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__}): delete it, stored runs are kept") from error
-    if holds != platform:
-        raise UserError(f"result_dir={str(path.parent)!r} holds the suite of platform {holds}: give another folder")
+    if name != platform:
+        raise UserError(f"result_dir={str(path.parent)!r} holds the suite of platform {name}: give another folder")
     return entries
 
 
@@ -289,11 +289,11 @@ README = "README.md"
 def draw(suite: Suite, figures: Sequence[Drawn]) -> list[str]:
     """Draw every figure whose runs all exist, and return their names."""
     names = []
-    for drawn in figures:
-        sweep = Sweep([prepare(cell) for cell in drawn.cells], suite.store)
+    for entry in figures:
+        sweep = Sweep([prepare(cell) for cell in entry.cells], suite.store)
         if not sweep.missing:
-            figure(drawn.name).load().render(sweep.runs, drawn.view, suite.root / "figures")
-            names.append(drawn.name)
+            figure(entry.name).load().render(sweep.runs, entry.view, suite.root / "figures")
+            names.append(entry.name)
     return names
 
 
@@ -323,7 +323,7 @@ def write_summary(suite: Suite) -> None:
         seconds = sum(entry.elapsed_s or 0 for entry in own)
         lines.append(f"| {stage} | {' | '.join(map(str, counts))} | {seconds:.0f} |")
     # Results of checks, and every job that failed.
-    said = [
+    results = [
         f"- {job.stage}: {entry.status}, {entry.note}"
         for job in suite.jobs
         if (entry := suite.entries[job.name]).note and (job.experiment.family is CHECK or entry.status == "failed")
@@ -332,7 +332,7 @@ def write_summary(suite: Suite) -> None:
         "",
         "## Correct",
         "",
-        *(said or ["Nothing was checked yet."]),
+        *(results or ["Nothing was checked yet."]),
         "",
         "Throughput and steps are in verdict.md.",
         "",

@@ -81,13 +81,13 @@ def write_verdict(suite: Suite) -> str:
 
 def _page(suite: Suite, fitted: Fitted | str) -> Iterator[str]:
     lines = [*_correct(suite), *_fast(suite), *_host(suite)]
-    known: tuple[Answer, ...] = ("met", "NOT met", "FAILED", NOT_RUN)
-    counts = {answer: sum(line.answer == answer for line in lines) for answer in known}
-    said = [f"{count} {answer}" for answer, count in counts.items() if count]
+    answers: tuple[Answer, ...] = ("met", "NOT met", "FAILED", NOT_RUN)
+    counts = {answer: sum(line.answer == answer for line in lines) for answer in answers}
+    totals = [f"{count} {answer}" for answer, count in counts.items() if count]
     yield f"# Verdict on {platform(suite.platform).title}"
     yield ""
     yield (
-        f"{', '.join(said)}. Every figure is measured, in one run each, unless it says predicted; commit and machine are in "
+        f"{', '.join(totals)}. Every figure is measured, in one run each, unless it says predicted; commit and machine are in "
         "README.md."
     )
     if platform(suite.platform).gpu is None:
@@ -107,51 +107,51 @@ def _page(suite: Suite, fitted: Fitted | str) -> Iterator[str]:
 
 
 def _correct(suite: Suite) -> Iterator[VerdictLine]:
-    for stage, what, target in (
+    for stage, subject, target in (
         ("tests", "tests marked gpu", "all pass"),
         ("goldens", "golden cases in float32", "all, token by token"),
     ):
         jobs = [job for job in suite.jobs if job.stage == stage]
         if not jobs:
-            yield VerdictLine(what=what, found="none on this platform", target=target, answer="-")
+            yield VerdictLine(what=subject, found="none on this platform", target=target, answer="-")
             continue
         entry, run = suite.entries[jobs[0].name], suite.stored(jobs[0])
         if entry.status == "failed":
-            yield VerdictLine(what=what, found=_cell(entry.note), target=target, answer="FAILED")
+            yield VerdictLine(what=subject, found=_cell(entry.note), target=target, answer="FAILED")
         elif run is None:
-            yield VerdictLine(what=what, target=target)
+            yield VerdictLine(what=subject, target=target)
         else:
             # If all tests were skipped, they show nothing.
             note = str(run.summary["note"])
             is_shown = stage != "tests" or "passed" in note
-            yield VerdictLine(what=what, found=_cell(note), target=target, answer="met" if is_shown else NOT_RUN)
+            yield VerdictLine(what=subject, found=_cell(note), target=target, answer="met" if is_shown else NOT_RUN)
 
 
 # -- fast -----------------------------------------------------------------------------------------------------
 
 
 def _fast(suite: Suite) -> Iterator[VerdictLine]:
-    for (_, where), served in _compared(suite, COMPARED_IN).items():
+    for (_, setup), served in _compared(suite, COMPARED_IN).items():
         static, packed = ([one for one in served if not one.is_ours and one.is_packed is on] for on in (False, True))
-        for ours in (one for one in served if one.is_ours):
-            yield _ratio_line(f"{where}: {ours.system} over the best static baseline", ours, static, LEAST_RATIO)
+        for ours in (entry for entry in served if entry.is_ours):
+            yield _ratio_line(f"{setup}: {ours.system} over the best static baseline", ours, static, LEAST_RATIO)
             if packed:
-                yield _ratio_line(f"{where}: {ours.system} over {packed[0].system}", ours, packed, None)
+                yield _ratio_line(f"{setup}: {ours.system} over {packed[0].system}", ours, packed, None)
     yield _roofline_line(suite)
 
 
 def _compared(suite: Suite, stages: Sequence[str]) -> dict[tuple[str, str], list[ServedAtOnce]]:
     """(stage, model and memory) -> the runs of the systems that serve the load."""
-    own = platform(suite.platform).part(DllmPart).model
-    found: dict[tuple[str, str], list[ServedAtOnce]] = {}
+    default_model = platform(suite.platform).part(DllmPart).model
+    groups: dict[tuple[str, str], list[ServedAtOnce]] = {}
     for job in suite.jobs:
         if job.stage not in stages:
             continue
         cell = job.experiment.cell
-        model, limit = str(cell.knob_values.get("model", own)), cell.knob_values.get("memory_limit")
+        model, limit = str(cell.knob_values.get("model", default_model)), cell.knob_values.get("memory_limit")
         memory = "whole card" if limit is None else f"{float(limit) / 1e9:.3g} GB"
         length = cell.knob_values.get("gen_length")
-        where = f"{model}, {memory}" + ("" if length is None else f", {length} tokens each")
+        setup = f"{model}, {memory}" + ("" if length is None else f", {length} tokens each")
         run = suite.stored(job)
         is_usable = run is not None and run.validity.valid and run.summary["throughput_tok_s"]
         served = ServedAtOnce(
@@ -162,27 +162,27 @@ def _compared(suite: Suite, stages: Sequence[str]) -> dict[tuple[str, str], list
             predicted=job.predicted_tok_s,
             run=run if is_usable else None,
         )
-        found.setdefault((job.stage, where), []).append(served)
-    return found
+        groups.setdefault((job.stage, setup), []).append(served)
+    return groups
 
 
 def _ratio_line(what: str, ours: ServedAtOnce, others: list[ServedAtOnce], least: float | None) -> VerdictLine:
     """``least`` is the target ratio; None if there is no target and the card only reports."""
     target = "-" if least is None else f"at least {least:g} x"
     predicted = "-"
-    if ours.predicted is not None and (told := [one for one in others if one.predicted is not None]):
-        fastest = max(told, key=lambda one: one.predicted or 0.0)
+    if ours.predicted is not None and (rivals := [other for other in others if other.predicted is not None]):
+        fastest = max(rivals, key=lambda one: one.predicted or 0.0)
         assert fastest.predicted is not None
         predicted = f"{ours.predicted / fastest.predicted:.2f} x {fastest.system}"
-    best = max((one for one in others if one.run is not None), key=lambda one: one.speed, default=None)
+    best = max((other for other in others if other.run is not None), key=lambda one: one.speed, default=None)
     if ours.run is None or best is None:
         return VerdictLine(what=what, predicted=predicted, target=target)
     ratio = ours.speed / best.speed
-    found = f"{ratio:.2f} x {best.system} ({ours.speed:.1f} against {best.speed:.1f} tok/s; {_graphs(ours, best)})"
+    text = f"{ratio:.2f} x {best.system} ({ours.speed:.1f} against {best.speed:.1f} tok/s; {_graphs(ours, best)})"
     answer: Answer = "-" if least is None else _met(ratio >= least)
-    if missing := [one.system for one in others if one.run is None]:
-        found, answer = f"{found}, without {', '.join(missing)}", NOT_RUN
-    return VerdictLine(what=what, found=found, predicted=predicted, target=target, answer=answer)
+    if missing := [other.system for other in others if other.run is None]:
+        text, answer = f"{text}, without {', '.join(missing)}", NOT_RUN
+    return VerdictLine(what=what, found=text, predicted=predicted, target=target, answer=answer)
 
 
 def _graphs(ours: ServedAtOnce, other: ServedAtOnce) -> str:
@@ -193,7 +193,7 @@ def _graphs(ours: ServedAtOnce, other: ServedAtOnce) -> str:
 
 def _roofline_line(suite: Suite) -> VerdictLine:
     """The roofline line of a saturated run on the platform's own model, or of a profiled run if only that knows its card's peaks."""
-    what, target = "dLLM-Serve's share of the roofline at saturation", f"at least {100 * LEAST_ROOFLINE:.0f} %"
+    subject, target = "dLLM-Serve's share of the roofline at saturation", f"at least {100 * LEAST_ROOFLINE:.0f} %"
     runs = [
         run
         for job in suite.jobs
@@ -201,37 +201,37 @@ def _roofline_line(suite: Suite) -> VerdictLine:
         if (run := suite.stored(job)) is not None and run.validity.valid and run.summary["roofline_share"] is not None
     ]
     if not runs:
-        return VerdictLine(what=what, target=target)
-    share, bound, reached = runs[0].summary["roofline_share"], runs[0].facts["bound"], measured_card(suite)
+        return VerdictLine(what=subject, target=target)
+    share, bound, measured = runs[0].summary["roofline_share"], runs[0].facts["bound"], measured_card(suite)
     peaks = "measured" if "measured" in bound["card"] else "datasheet"
-    found = f"{100 * share:.0f} % at {peaks} peaks"
-    if reached is not None and peaks == "datasheet":
+    text = f"{100 * share:.0f} % at {peaks} peaks"
+    if measured is not None and peaks == "datasheet":
         # A step's bound is the larger of two times, and each has a datasheet peak and a measured peak.
-        factors = (bound["flops_per_s"] / reached.peak_flops, bound["bytes_per_s"] / reached.bandwidth)
+        factors = (bound["flops_per_s"] / measured.peak_flops, bound["bytes_per_s"] / measured.bandwidth)
         low, high = share * min(factors), share * max(factors)
-        found += f"; {100 * low:.0f} to {100 * high:.0f} % at measured peaks"
+        text += f"; {100 * low:.0f} to {100 * high:.0f} % at measured peaks"
         share = low
-    return VerdictLine(what=what, found=found, target=target, answer=_met(share >= LEAST_ROOFLINE))
+    return VerdictLine(what=subject, found=text, target=target, answer=_met(share >= LEAST_ROOFLINE))
 
 
 def _host(suite: Suite) -> Iterator[VerdictLine]:
-    what, target = f"host time of a Reuse step of {HOST_REQUESTS} requests", f"at most {MOST_HOST_MS:g} ms"
+    subject, target = f"host time of a Reuse step of {HOST_REQUESTS} requests", f"at most {MOST_HOST_MS:g} ms"
     run = benchmark_run(suite, "host")
     rows = {"rows": [], "launches": []} if run is None else run.facts["rows"]
     row = next((row for row in rows["rows"] if row["requests"] == HOST_REQUESTS), None)
     if row is None:
-        yield VerdictLine(what=what, target=target)
+        yield VerdictLine(what=subject, target=target)
     else:
-        found = f"{row['reuse_ms']:.2f} ms, 95 % below {row['reuse_p95_ms']:.2f} ms, on this machine's CPU"
-        yield VerdictLine(what=what, found=found, target=target, answer=_met(row["reuse_ms"] <= MOST_HOST_MS))
-    what, target = "kernels that a layer launches", f"at most {MOST_LAUNCHES}"
-    fused = [(each["name"], each["a_layer"]) for each in rows["launches"] if each["name"].endswith("fused")]
+        text = f"{row['reuse_ms']:.2f} ms, 95 % below {row['reuse_p95_ms']:.2f} ms, on this machine's CPU"
+        yield VerdictLine(what=subject, found=text, target=target, answer=_met(row["reuse_ms"] <= MOST_HOST_MS))
+    subject, target = "kernels that a layer launches", f"at most {MOST_LAUNCHES}"
+    fused = [(row["name"], row["a_layer"]) for row in rows["launches"] if row["name"].endswith("fused")]
     if not fused:
-        yield VerdictLine(what=what, target=target)
+        yield VerdictLine(what=subject, target=target)
     else:
-        found = ", ".join(f"{count} ({name.partition(',')[0]})" for name, count in fused)
-        most = max(count for _, count in fused)
-        yield VerdictLine(what=what, found=found, target=target, answer=_met(most <= MOST_LAUNCHES))
+        text = ", ".join(f"{count} ({name.partition(',')[0]})" for name, count in fused)
+        largest = max(count for _, count in fused)
+        yield VerdictLine(what=subject, found=text, target=target, answer=_met(largest <= MOST_LAUNCHES))
 
 
 def _met(is_met: bool) -> Answer:
@@ -294,13 +294,13 @@ def _steps(suite: Suite) -> Iterator[str]:
         return
     if not run.validity.valid:
         yield from (f"It was cut off, these are the rows by then: {'; '.join(run.validity.reasons)}", "")
-    card, reached = card_of(suite, run), measured_card(suite)
+    card, measured = card_of(suite, run), measured_card(suite)
     yield f"| step | requests | tokens each | ms | of the roofline, {card.name} | at measured peaks | host | CUDA graphs |"
     yield "|---|---|---|---|---|---|---|---|"
     for row, stored in zip(timed_steps(run), run.facts["rows"]["rows"], strict=True):
         shares = [
             "-" if peaks is None else f"{100 * row.lower_bound_s(peaks) / row.seconds:.0f} %"
-            for peaks in (card, reached)
+            for peaks in (card, measured)
         ]
         yield (
             f"| {row.kind} | {row.batch_size} | {row.total_len} | {1e3 * row.seconds:.2f} | {shares[0]} | {shares[1]} | "
@@ -315,10 +315,10 @@ def _calibration(suite: Suite, fitted: Fitted | str) -> Iterator[str]:
     if isinstance(fitted, str):
         yield from (f"{fitted[0].upper()}{fitted[1:]}.", "")
         return
-    own, worst = fitted.calibration, max(abs(e.error_percent) for e in fitted.comparisons if e.role == "fitted")
+    constants, worst = fitted.calibration, max(abs(e.error_percent) for e in fitted.comparisons if e.role == "fitted")
     yield (
-        f"{100 * own.matmul_efficiency:.1f} % of the matrix peak, {1e3 * own.step_overhead_s:.2f} ms a step, bandwidth share "
-        f"{own.bandwidth_efficiency:.2f}, fitted to {len(own.fitted_on)} rows, off by at most "
+        f"{100 * constants.matmul_efficiency:.1f} % of the matrix peak, {1e3 * constants.step_overhead_s:.2f} ms a step, bandwidth share "
+        f"{constants.bandwidth_efficiency:.2f}, fitted to {len(constants.fitted_on)} rows, off by at most "
         f"{worst:.1f} %. Median absolute error of predictions: {medians_sentence(fitted.medians)}. All of it is in {CALIBRATION}."
     )
     if platform(suite.platform).gpu is not None and suite.platform not in PROTOCOLS:
@@ -326,10 +326,10 @@ def _calibration(suite: Suite, fitted: Fitted | str) -> Iterator[str]:
     yield ""
     yield "| what | role | measured | predicted | error |"
     yield "|---|---|---|---|---|"
-    for each in fitted.comparisons:
+    for row in fitted.comparisons:
         yield (
-            f"| {each.name} | {each.role} | {each.measured:.4g} {each.unit} | {each.predicted:.4g} {each.unit} | "
-            f"{each.error_percent:+.1f} % |"
+            f"| {row.name} | {row.role} | {row.measured:.4g} {row.unit} | {row.predicted:.4g} {row.unit} | "
+            f"{row.error_percent:+.1f} % |"
         )
     yield ""
 
