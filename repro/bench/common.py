@@ -37,9 +37,9 @@ def count(text: str) -> int:
 
 def add_counts(parser: argparse.ArgumentParser, **counts: tuple[int | Sequence[int], str]) -> None:
     """Add options that count from 1, each with its default and help. An option with a list as default takes several numbers."""
-    for name, (default, said) in counts.items():
-        several = None if isinstance(default, int) else "+"
-        parser.add_argument(f"--{name.replace('_', '-')}", type=count, nargs=several, default=default, help=said)
+    for name, (default, text) in counts.items():
+        nargs = None if isinstance(default, int) else "+"
+        parser.add_argument(f"--{name.replace('_', '-')}", type=count, nargs=nargs, default=default, help=text)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -131,8 +131,8 @@ class Rows:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """A table with a line per row, without values that are lists."""
     columns = [name for name, value in rows[0].items() if not isinstance(value, tuple | list)] if rows else []
-    shown = pd.DataFrame(rows, columns=columns)
-    return shown.to_string(index=False, na_rep="-", float_format="{:.4g}".format) if rows else "nothing was timed"
+    frame = pd.DataFrame(rows, columns=columns)
+    return frame.to_string(index=False, na_rep="-", float_format="{:.4g}".format) if rows else "nothing was timed"
 
 
 def said(values: Mapping[str, Any]) -> str:

@@ -63,10 +63,10 @@ def main() -> None:
             executor="torch",
             rate=None,
             seed=seed,
-            knobs=tuple({**shared, **own}.items()),
+            knobs=tuple({**shared, **knobs}.items()),
         )
         for task in TASKS
-        for side, (system, own) in SIDES.items()
+        for side, (system, knobs) in SIDES.items()
         for seed in range(options.repeats)
     }
     runs = dict(zip(cells, sweep(list(cells.values()), interleave=True, result_dir=options.result_dir), strict=True))
@@ -75,44 +75,44 @@ def main() -> None:
     rows = Rows(options.json, dict(shared))
     for task in TASKS:
         of_side = {side: [runs[task, side, seed] for seed in range(options.repeats)] for side in SIDES}
-        for side, own in of_side.items():
-            rows.add({"task": task, "side": side, **compared(own, next(iter(of_side.values())))})
+        for side, side_runs in of_side.items():
+            rows.add({"task": task, "side": side, **compared(side_runs, next(iter(of_side.values())))})
     print(table(rows.rows))
 
 
 def counts_of(stored: StoredRun) -> dict[str, Any]:
-    accuracy, spent = stored.summary["accuracy"], stored.facts["processor_s"]
+    accuracy, processor_s = stored.summary["accuracy"], stored.facts["processor_s"]
     n = accuracy["n"]
     return {
         "solved": round(accuracy["value"] * n),
         "n": n,
         "forwards": stored.summary["num_steps"],
         "tokens_per_forward": stored.summary.get("tokens_per_forward", ""),
-        "processor_s": spent,
-        "problems_per_s": n / spent,
+        "processor_s": processor_s,
+        "problems_per_s": n / processor_s,
     }
 
 
 def write_csv(path: Path, runs: Mapping[tuple[str, str, int], StoredRun]) -> None:
     """Write a row for each run, by task, side and seed."""
-    out = io.StringIO()
-    rows = csv.writer(out, lineterminator="\n")
+    buffer = io.StringIO()
+    rows = csv.writer(buffer, lineterminator="\n")
     for i, ((task, side, seed), stored) in enumerate(runs.items()):
         counts = counts_of(stored)
         if not i:
             rows.writerow(("task", "side", "seed", *counts, "obtained", "valid"))
         rows.writerow((task, side, seed, *counts.values(), stored.obtained, str(stored.validity.valid).lower()))
-    replace_text(path, out.getvalue())
+    replace_text(path, buffer.getvalue())
 
 
 def compared(own: Sequence[StoredRun], first: Sequence[StoredRun]) -> dict[str, Any]:
-    counts = [counts_of(each) for each in own]
-    solved, n = (int(sum(each[name] for each in counts)) for name in ("solved", "n"))
-    speeds, base = ({each.cell.seed: counts_of(each)["problems_per_s"] for each in of} for of in (own, first))
+    counts = [counts_of(stored) for stored in own]
+    solved, n = (int(sum(row[name] for row in counts)) for name in ("solved", "n"))
+    speeds, base = ({each.cell.seed: counts_of(each)["problems_per_s"] for each in group} for group in (own, first))
     ratio = paired_ratio(speeds, base)
     low, high = wilson_interval(solved, n)
-    means = {name: fmean(each[name] for each in counts) for name in ("forwards", "problems_per_s")}
-    tokens = [each["tokens_per_forward"] for each in counts if each["tokens_per_forward"]]
+    means = {name: fmean(row[name] for row in counts) for name in ("forwards", "problems_per_s")}
+    tokens = [row["tokens_per_forward"] for row in counts if row["tokens_per_forward"]]
     return {
         "solved": f"{solved} of {n}",
         "from %": 100 * low,

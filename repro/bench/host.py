@@ -153,10 +153,10 @@ def time_steps(size: int, total_len: int, *, blocks: int) -> dict[str, Any]:
         while True:
             started = perf_counter()
             record = engine.step()
-            taken = perf_counter() - started
+            step_s = perf_counter() - started
             if record is None:
                 break
-            seconds[record.plan.num_refresh > 0].append(taken)
+            seconds[record.plan.num_refresh > 0].append(step_s)
         engine.close()
     reuse = seconds[False]
     return {
@@ -171,15 +171,15 @@ def time_steps(size: int, total_len: int, *, blocks: int) -> dict[str, Any]:
 
 def forwards() -> list[dict[str, Any]]:
     """Launches of captured forwards: per layer, outside the layers, and in the whole model."""
-    found = []
+    rows = []
     for has_refresh in (False, True):
         for fused in (False, True):
-            one, two = (launches(n, has_refresh=has_refresh, fused=fused).number for n in (1, 2))
+            one_layer, two_layers = (launches(n, has_refresh=has_refresh, fused=fused).number for n in (1, 2))
             name = f"{'mixed' if has_refresh else 'reuse'}, {'fused' if fused else 'operator by operator'}"
-            a_layer, beside = two - one, 2 * one - two
-            whole = LLADA_8B.n_layers * a_layer + beside
-            found.append({"name": name, "a_layer": a_layer, "beside": beside, "whole": whole})
-    return found
+            a_layer, outside = two_layers - one_layer, 2 * one_layer - two_layers
+            total = LLADA_8B.n_layers * a_layer + outside
+            rows.append({"name": name, "a_layer": a_layer, "beside": outside, "whole": total})
+    return rows
 
 
 def main() -> None:

@@ -38,15 +38,15 @@ PARTS = ("kappa", "times", "graphs")
 
 def main() -> None:
     options = _options()
-    where, setting = causal_of(options), setting_of(options.model)
-    executor = executor_of(setting, **where)
+    device_options, setting = causal_of(options), setting_of(options.model)
+    executor = executor_of(setting, **device_options)
     steps = MeasuredSteps(executor)
-    rows = Rows(options.json, causal_facts(where, executor))
-    began = perf_counter()
+    rows = Rows(options.json, causal_facts(device_options, executor))
+    start = perf_counter()
     for part in options.parts:
         for values in _measure(part, steps, setting, options):
             rows.rows.append({"part": part, "model": options.model, "values": values})
-            rows.save(elapsed_s=perf_counter() - began)
+            rows.save(elapsed_s=perf_counter() - start)
             print(part, said(values), flush=True)
 
 
@@ -66,18 +66,18 @@ def _mixes(setting: Setting, which: str) -> "tuple[Mix, ...]":
     longs = (setting.longs[0], round((setting.longs[0] * setting.longs[1]) ** 0.5), setting.longs[1])
     numbers = (8, 16, 32) if setting.model == "tiny" else (8, 32, 64)
     step = 1 if which == "all" else 2
-    found = mixes(longs[::step], (setting.shorts[0] * 2, setting.shorts[1]), numbers[::step])
-    return found[:1] if which == "least" else found
+    candidates = mixes(longs[::step], (setting.shorts[0] * 2, setting.shorts[1]), numbers[::step])
+    return candidates[:1] if which == "least" else candidates
 
 
 def captures(steps: MeasuredSteps, setting: Setting, repeats: int) -> "Iterator[Row]":
     """Yield the cost of capturing each graph, and the time it saves. Captures ten buckets from corner to corner of the grid, and four
     rungs, largest first."""
     lengths, batches = setting.lengths, setting.batches
-    chosen: list[Bucket | Rung] = list(grid(lengths[::2], batches[::3]))
-    chosen += [Rung(tokens) for tokens in (max(lengths) * 8, max(lengths) * 2, max(lengths), max(lengths) // 4)]
-    chosen.sort(key=lambda size: size.tokens, reverse=True)
-    for size in chosen:
+    sizes: list[Bucket | Rung] = list(grid(lengths[::2], batches[::3]))
+    sizes += [Rung(tokens) for tokens in (max(lengths) * 8, max(lengths) * 2, max(lengths), max(lengths) // 4)]
+    sizes.sort(key=lambda size: size.tokens, reverse=True)
+    for size in sizes:
         cost = steps.executor.capture([size]).get(size)
         name, parts = f"rung {size.tokens}", [(0, size.tokens)]
         if isinstance(size, Bucket):
@@ -117,8 +117,8 @@ def step_shapes(
     lengths: Sequence[int], batches: Iterable[tuple[int, int]], histories: Sequence[int]
 ) -> tuple[Shape, ...]:
     """Single prompts of every length over every history, and ``batches`` (prompts, tokens of each) of equal prompts."""
-    lone = [(1, length, history) for history, length in product(histories, lengths)]
-    return (*lone, *((batch, length, 0) for batch, length in batches))
+    singles = [(1, length, history) for history, length in product(histories, lengths)]
+    return (*singles, *((batch, length, 0) for batch, length in batches))
 
 
 def step_times(steps: MeasuredSteps, shapes: Sequence[Shape], *, repeats: int) -> Iterator[Row]:
@@ -181,15 +181,15 @@ def penalties(steps: MeasuredSteps, asked: Sequence[Mix], *, rounds: int, seed: 
         }
         for parts in kinds.values():
             steps.timed(parts)
-        taken: dict[str, list[float]] = {name: [] for name in kinds}
+        samples: dict[str, list[float]] = {name: [] for name in kinds}
         for _ in range(rounds):
             for name in random.permutation(list(kinds)):
-                taken[name].append(steps.timed(kinds[name])[0])
-        times = {name: np.array(values) for name, values in taken.items()}
-        apart = times["long"] + times["shorts"]
+                samples[name].append(steps.timed(kinds[name])[0])
+        times = {name: np.array(values) for name, values in samples.items()}
+        separate = times["long"] + times["shorts"]
         row: Row = {"long": mix.long, "short": mix.short, "shorts": mix.shorts}
         row |= {f"{name}_s": float(np.median(times[name])) for name in ("mixed", "long", "shorts", "floor")}
-        for name, parts_s in (("kappa_sum", apart), ("kappa_work", apart - times["floor"])):
+        for name, parts_s in (("kappa_sum", separate), ("kappa_work", separate - times["floor"])):
             row[name], row[f"{name}_low"], row[f"{name}_high"] = interval(times["mixed"] / parts_s - 1, random)
         _, low, high = interval(times["again"] / times["long"] - 1, random)
         yield row | {"noise": (high - low) / 2, "rounds": rounds}

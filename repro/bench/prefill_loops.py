@@ -64,8 +64,8 @@ def cells_of(
     part = part_of(setting)
     for seed, grid in product(seeds, GRIDS):
         varied = {name: instead.get(name, values) for name, values in grid["varied"].items()}
-        for chosen in product(*varied.values()) if set(figures) & set(grid["figures"]) else ():
-            knobs = {**grid.get("fixed", {}), **dict(zip(varied, chosen, strict=True))}
+        for values in product(*varied.values()) if set(figures) & set(grid["figures"]) else ():
+            knobs = {**grid.get("fixed", {}), **dict(zip(varied, values, strict=True))}
             clients = sum(knobs.get(name, 0) for name in ("clients", "long_clients", "short_clients"))
             if clients == 0:
                 continue
@@ -84,27 +84,27 @@ def cells_of(
 
 def main() -> None:
     options = _options()
-    where = causal_of(options)
+    device_options = causal_of(options)
     setting = setting_of(options.model)
     setting = replace(setting, max_len=part_of(setting).most_tokens)
-    if where["device"].startswith("cuda"):
+    if device_options["device"].startswith("cuda"):
         # Take a quarter of the grid, because capturing all of it would take longer than the loops.
         setting = replace(setting, lengths=setting.lengths[1::2], batches=setting.batches[::2])
-    instance = measured_instance(setting, **where, repeats=options.repeats)
-    given = {"clients": options.concurrency, "system": options.systems}
-    instead = {name: values for name, values in given.items() if values}
+    instance = measured_instance(setting, **device_options, repeats=options.repeats)
+    requested = {"clients": options.concurrency, "system": options.systems}
+    instead = {name: values for name, values in requested.items() if values}
     seeds = range(options.seeds)
     # Each row has the run's metrics (docs/metrics.md), and the reasons if they may not be used.
-    rows = Rows(options.json, {**causal_facts(where, instance.executor), "instance": instance.facts})
+    rows = Rows(options.json, {**causal_facts(device_options, instance.executor), "instance": instance.facts})
     print(said(instance.facts), flush=True)
     for cell in cells_of(setting, options.figures, num_turns=options.num_turns, seeds=seeds, instead=instead):
         record = run_cell(instance, cell)
-        found = PREFILL.summarize(record)
-        known = {"figure": cell.figure, "system": cell.system, "seed": cell.seed, "knobs": dict(cell.knob_values)}
-        rows.add({**known, "invalid": PREFILL.assess(record).reasons, "metrics": found})
-        means = {name: found[name]["mean"] for name in ("ttft_all_s", "ttft_short_s", "ttft_long_s")}
-        told = {**cell.knob_values, "rps": found["rps"], **means, "late": found["slo_violations"]}
-        print(cell.figure, cell.system, said(told), flush=True)
+        metrics = PREFILL.summarize(record)
+        facts = {"figure": cell.figure, "system": cell.system, "seed": cell.seed, "knobs": dict(cell.knob_values)}
+        rows.add({**facts, "invalid": PREFILL.assess(record).reasons, "metrics": metrics})
+        means = {name: metrics[name]["mean"] for name in ("ttft_all_s", "ttft_short_s", "ttft_long_s")}
+        shown = {**cell.knob_values, "rps": metrics["rps"], **means, "late": metrics["slo_violations"]}
+        print(cell.figure, cell.system, said(shown), flush=True)
 
 
 def _options() -> argparse.Namespace:

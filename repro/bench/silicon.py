@@ -105,13 +105,13 @@ def write(path: Path, estimates: Estimates) -> None:
         f"# Milliseconds of a step as {PACKAGE} {VERSION} estimates it with three frameworks' kernels, made by "
         f"python -m repro.bench.silicon peer --again.\n# From data under {LICENCE}.\n"
     )
-    rows = pd.DataFrame([point._asdict() | times for point, times in estimates.items()])
+    rows = pd.DataFrame([point._asdict() | times_ms for point, times_ms in estimates.items()])
     replace_text(path, head + rows.to_csv(index=False, float_format="%.4g"))
 
 
 def made_again(points: Iterable[SiliconPoint]) -> Estimates:
     engine = _engine()
-    found: Estimates = {}
+    estimates: Estimates = {}
     handles: dict[tuple[str, ...], Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for point in points:
@@ -120,23 +120,23 @@ def made_again(points: Iterable[SiliconPoint]) -> Estimates:
             if not home.exists():
                 home.mkdir()
                 (home / "config.json").write_text(json.dumps(config_of(shape)), encoding="utf-8")
-            split = {"moe_tp_size": degree, "moe_ep_size": 1} if shape.num_experts > 1 else {}
+            sharding = {"moe_tp_size": degree, "moe_ep_size": 1} if shape.num_experts > 1 else {}
             for framework in FRAMEWORKS:
                 key = point.card, point.model, str(degree), framework
                 if key not in handles:
-                    handles[key] = engine.compile(str(home), SYSTEMS[point.card], framework, tp_size=degree, **split)
-                found.setdefault(point, {})[framework] = estimate_ms(handles[key], point)
-    return found
+                    handles[key] = engine.compile(str(home), SYSTEMS[point.card], framework, tp_size=degree, **sharding)
+                estimates.setdefault(point, {})[framework] = estimate_ms(handles[key], point)
+    return estimates
 
 
 def _engine() -> Any:
     remedy = "pip install '.[silicon]' (80 MB, Linux x86-64)"
     try:
         module = importlib.import_module("aiconfigurator_core.sdk.engine")
-        found = importlib.metadata.version(PACKAGE)
+        version = importlib.metadata.version(PACKAGE)
     except ImportError as error:
         raise UserError(f"--again needs {PACKAGE}, which is not installed: {remedy}") from error
-    require(found == VERSION, f"--again needs {PACKAGE} {VERSION}, and {found} is installed: {remedy}")
+    require(version == VERSION, f"--again needs {PACKAGE} {VERSION}, and {version} is installed: {remedy}")
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)  # of tables that none of our models reads
     return module.EngineHandle
 
@@ -218,8 +218,8 @@ def ratios(estimates: Estimates) -> pd.DataFrame:
     """Ratio of our milliseconds to theirs, with a row for each point and framework."""
     rows = [
         {**point._asdict(), "framework": framework, "ours_ms": composed_ms(point, framework), "theirs_ms": theirs_ms}
-        for point, times in estimates.items()
-        for framework, theirs_ms in times.items()
+        for point, times_ms in estimates.items()
+        for framework, theirs_ms in times_ms.items()
     ]
     return pd.DataFrame(rows).assign(ratio=lambda found: found.ours_ms / found.theirs_ms)
 
@@ -279,15 +279,15 @@ def served(parts: Mapping[str, bytes]) -> dict[str, Any] | None:
 
 def served_blocks(cell: Cell, facts: Mapping[str, Any], measured: float, steps: int) -> dict[str, Any] | None:
     """The row of a block-diffusion run, on the platform of its card and model; None if there is no such platform."""
-    where = f"{cell.platform}-{facts['model']}"
-    if where not in PLATFORMS:
+    platform = f"{cell.platform}-{facts['model']}"
+    if platform not in PLATFORMS:
         return None
-    own = {name: value for name, value in cell.knob_values.items() if name not in ("model", "device", "dtype")}
-    knobs = {**own, "num_tokens": facts["num_tokens"]}
+    shared = {name: value for name, value in cell.knob_values.items() if name not in ("model", "device", "dtype")}
+    knobs = {**shared, "num_tokens": facts["num_tokens"]}
 
     def charged_by(**charged: str) -> Any:
-        asked = replace(cell, platform=where, executor="roofline", knobs=(*knobs.items(), *charged.items()))
-        return prepare(asked).run()
+        simulated_cell = replace(cell, platform=platform, executor="roofline", knobs=(*knobs.items(), *charged.items()))
+        return prepare(simulated_cell).run()
 
     memory_gb = gpu(cell.platform).memory_bytes / 1e9
     return _row(cell, facts, measured, charged_by, memory_gb=memory_gb, steps=steps, in_graphs=0.0)
@@ -304,8 +304,8 @@ def _row(
     in_graphs: float,
 ) -> dict[str, Any]:
     """A row with a card's run and simulated ones. ``charged_by`` runs the cell again with knobs that set the cost of its steps."""
-    records = {each: charged_by(kernels=each) for each in FRAMEWORKS}
-    speeds = {each: speed_of(record) for each, record in records.items()}
+    records = {framework: charged_by(kernels=framework) for framework in FRAMEWORKS}
+    speeds = {framework: speed_of(record) for framework, record in records.items()}
     return dict(
         model=facts["model"],
         memory_gb=memory_gb,
@@ -316,7 +316,7 @@ def _row(
         simulated_steps=len(records["vllm"].tables["steps"]["step"]),
         in_graphs=in_graphs,
         measured_tok_s=measured,
-        **{f"{each}_tok_s": speed for each, speed in speeds.items()},
+        **{f"{framework}_tok_s": speed for framework, speed in speeds.items()},
         datasheet_tok_s=speed_of(charged_by(cost="roofline")),
         of_card=measured / speeds["vllm"],
     )
@@ -351,12 +351,12 @@ def main() -> None:
 
 def hold_against_peer(options: argparse.Namespace) -> None:
     if options.again:
-        every = (point for card in SYSTEMS for name in MODELS for point in points_of(card, model_shape(name)))
-        write(ESTIMATES, made_again(every))
-    found = ratios(read(ESTIMATES))
-    print(table(grouped(found)))
+        points = (point for card in SYSTEMS for name in MODELS for point in points_of(card, model_shape(name)))
+        write(ESTIMATES, made_again(points))
+    frame = ratios(read(ESTIMATES))
+    print(table(grouped(frame)))
     rows = Rows(options.json, {"package": PACKAGE, "version": VERSION})
-    rows.rows = found.to_dict("records")
+    rows.rows = frame.to_dict("records")
     rows.save()
 
 

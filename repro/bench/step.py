@@ -132,16 +132,16 @@ def run_round(executor: TorchExecutor, batch: StepBatch, kind: str, requests: tu
     outcomes = [executor.execute(plan) for plan in plans]
     executor.wait()
     seconds = perf_counter() - started
-    taken = [DeviceTimes(o.forward_s, o.parts) for o in outcomes if o.forward_s is not None]
-    taken += executor.times().values()
-    assert len(taken) == len(plans)
+    device_times = [DeviceTimes(o.forward_s, o.parts) for o in outcomes if o.forward_s is not None]
+    device_times += executor.times().values()
+    assert len(device_times) == len(plans)
     for request in requests:
         executor.release(request.request_id)
     return TimedRound(
         seconds=seconds,
         outcomes=outcomes,
-        forward_s=sum(own.forward_s for own in taken),
-        parts=[own.parts for own in taken if own.parts is not None],
+        forward_s=sum(times.forward_s for times in device_times),
+        parts=[times.parts for times in device_times if times.parts is not None],
     )
 
 
@@ -157,12 +157,12 @@ def time_steps(
     del executor  # its pool, before another is made
 
     plans = batch.timed(kind)
-    ms = 1e3 * median(own.seconds for own in rounds) / len(plans)
+    ms = 1e3 * median(timed.seconds for timed in rounds) / len(plans)
     dtype_bytes = next(model.parameters()).dtype.itemsize
     roofline = Roofline(ModelShape.from_config(model.config, name=name, dtype_bytes=dtype_bytes), card)
     works = Counter(step_work(plan, batch.config) for plan in plans)
     bound_ms = 1e3 * sum(n * roofline.lower_bound_s(work) for work, n in works.items()) / len(plans)
-    graphs = [outcome.graph for own in rounds for outcome in own.outcomes]
+    graphs = [outcome.graph for timed in rounds for outcome in timed.outcomes]
     return {
         "model": name,
         "kind": kind,
@@ -173,7 +173,7 @@ def time_steps(
         "tokens_s": 1e3 * batch.size / ms,
         "bound_ms": bound_ms,
         "of_bound": bound_ms / ms,
-        "outside": 1 - sum(own.forward_s for own in rounds) / sum(own.seconds for own in rounds),
+        "outside": 1 - sum(timed.forward_s for timed in rounds) / sum(timed.seconds for timed in rounds),
         "host": host_share(model, batch, kind, requests),
         "graph": sum(graphs) / len(graphs),
         # The distinct work of a round's timed steps, with the number of steps that have it.
@@ -185,9 +185,9 @@ def host_share(model: DiffusionModel, batch: StepBatch, kind: str, requests: tup
     """Idle share of the timed steps in the second of two rounds, with every step profiled."""
     executor = packed_executor(model, batch.config, batch.kv_rows, num_slots=batch.size, profile_every=1)
     run_round(executor, batch, kind, requests)
-    own = run_round(executor, batch, kind, requests)
-    busy = sum(sum(parts.values()) - parts["idle"] for parts in own.parts)
-    return 1 - busy / own.seconds
+    timed = run_round(executor, batch, kind, requests)
+    busy = sum(sum(parts.values()) - parts["idle"] for parts in timed.parts)
+    return 1 - busy / timed.seconds
 
 
 def main() -> None:
@@ -219,8 +219,8 @@ def main() -> None:
     peaks = {"flops_per_s": card.peak_flops, "bytes_per_s": card.bandwidth}
     facts = {**facts_of(device, dtype), "card": card.name, "source": card.source, **peaks}
     rows = Rows(options.json, {**facts, "block": options.block, "shape": shape.dimensions})
-    asked = [(size, length, kind) for size in options.batch for length in options.length for kind in options.kind]
-    for size, length, kind in asked:
+    grid = [(size, length, kind) for size in options.batch for length in options.length for kind in options.kind]
+    for size, length, kind in grid:
         if kind == "mixed" and size < 2:
             continue
         config = EngineConfig(
