@@ -77,9 +77,9 @@ class KvAware:
 
     def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
         costs = [self._cost(worker, task) for worker in prefills]
-        least = min(costs, default=0)
-        near = [worker for worker, cost in zip(prefills, costs, strict=True) if cost == least]
-        return self.router.route(task, home, near, now)
+        lowest = min(costs, default=0)
+        cheapest = [worker for worker, cost in zip(prefills, costs, strict=True) if cost == lowest]
+        return self.router.route(task, home, cheapest, now)
 
     def _cost(self, worker: PrefillView, task: PrefillTask) -> int:
         """Tokens to prefill on this worker, up to a constant."""
@@ -97,8 +97,8 @@ class ConditionalRouter:
         self._remote = RemoteOnly(config.dispatch, seed=seed)
         self._short_tokens = 0 if config.conditional == "prefill_load" else config.eff_isl_threshold
         self._short_share = config.eff_isl_ratio_threshold
-        busy = None if config.conditional == "isl_bounding" else config.prefill_busy_threshold
-        self._busy_tokens = math.inf if busy is None else busy * config.max_num_batched_tokens
+        threshold = None if config.conditional == "isl_bounding" else config.prefill_busy_threshold
+        self._busy_tokens = math.inf if threshold is None else threshold * config.max_num_batched_tokens
         self._full_share = math.inf if config.decode_busy_threshold is None else config.decode_busy_threshold
 
     def rule(self) -> Rule:

@@ -75,9 +75,9 @@ class CacheAware(Checked):
         return Rule("cache-aware", limits=limits)
 
     def pick(self, task: PrefillTask, instances: Sequence[InstanceView], now: float) -> int:
-        loads = [each.num_requests for each in instances]
-        most, least = max(loads), min(loads)
-        if most - least > self.balance_abs_threshold and most > self.balance_rel_threshold * least:
+        loads = [instance.num_requests for instance in instances]
+        highest, lowest = max(loads), min(loads)
+        if highest - lowest > self.balance_abs_threshold and highest > self.balance_rel_threshold * lowest:
             return LeastRequests().pick(task, instances, now)
         best = max(instances, key=lambda each: (each.cached_tokens(task), -each.num_requests, -each.worker_id))
         if best.cached_tokens(task) > self.cache_threshold * (task.history + task.tokens):

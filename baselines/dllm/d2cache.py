@@ -25,11 +25,11 @@ def density(known: NDArray[np.bool_], sigma: float) -> Numbers:
     """[G] density of known tokens near each place, where the nearest count most. All tokens before the answer are known; those behind it
     are if its last token is."""
     length = len(known)
-    behind = np.full(length, known[-1])
-    whole = np.concatenate((np.ones(length), known, behind)).astype(np.float64)
+    after = np.full(length, known[-1])
+    padded = np.concatenate((np.ones(length), known, after)).astype(np.float64)
     weights = np.exp(-(np.arange(-3 * length, 3 * length) ** 2) / (2 * sigma**2))
     # Place p lies at length + p, and a token at q counts by weights[3 * length + p - q].
-    return np.convolve(whole, weights / weights.sum())[4 * length : 5 * length]
+    return np.convolve(padded, weights / weights.sum())[4 * length : 5 * length]
 
 
 @dataclass
@@ -82,14 +82,14 @@ class ByNeed(RowRule):
         if self.certain is None:
             self.certain = np.array(seen.learned.confidences)
         committed = np.array(seen.learned.places, dtype=np.int64)
-        left = np.setdiff1d(self.masks, committed)
-        if len(left):
-            picked = self._surest(left)
-            rows = np.union1d(picked - self.shift, committed)
+        remaining = np.setdiff1d(self.masks, committed)
+        if len(remaining):
+            selected = self._surest(remaining)
+            rows = np.union1d(selected - self.shift, committed)
             rows = self._heeded(rows, np.array(seen.learned.importance))
             if self.shift:
                 rows = rows[rows != self.prompt_len - 1]
-                if self.prompt_len in picked:
+                if self.prompt_len in selected:
                     rows = np.union1d(rows, [self.prompt_len - 1])
             self.rows = self._inflated(rows)
 
@@ -101,16 +101,16 @@ class ByNeed(RowRule):
         score[self.able - first] += score.max()
         last = int(places[k - 1]) if len(places) >= k else len(score) - 1
         last = (last // len(self.able) + 1) * len(self.able) - 1
-        among = places[(places >= self.able[0] - first) & (places <= last)]
-        best = among[np.argsort(-score[among], kind="stable")][:k]
+        candidates = places[(places >= self.able[0] - first) & (places <= last)]
+        best = candidates[np.argsort(-score[candidates], kind="stable")][:k]
         return np.sort(best) + first
 
     def _heeded(self, rows: Positions, importance: Numbers) -> Positions:
         """Add the other rows that attention depends on most."""
-        others = np.setdiff1d(np.arange(self.total_len), rows)
-        if not len(others):
+        rest = np.setdiff1d(np.arange(self.total_len), rows)
+        if not len(rest):
             return rows
-        ordered = others[np.argsort(-importance[others], kind="stable")]
+        ordered = rest[np.argsort(-importance[rest], kind="stable")]
         shares = np.cumsum(importance[ordered] / importance[ordered].sum())
         count = max(1, int(np.searchsorted(shares, self.options.rollout_p, side="right")))
         return np.union1d(rows, ordered[:count])
@@ -121,8 +121,8 @@ class ByNeed(RowRule):
             rows,
             [
                 p
-                for at in np.flatnonzero((gaps > 1) & (gaps <= self.options.inflate_w))
-                for p in range(rows[at], rows[at + 1])
+                for gap in np.flatnonzero((gaps > 1) & (gaps <= self.options.inflate_w))
+                for p in range(rows[gap], rows[gap + 1])
             ],
         ).astype(np.int64)
 

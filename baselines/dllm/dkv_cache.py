@@ -61,13 +61,13 @@ class DkvGreedy(RowRule):
 
     def of(self, request: Request) -> "DkvGreedy":
         generation = request.generation
-        given = [] if self.given is None else self.given.replace(" ", "").split(",")
+        listed = [] if self.given is None else self.given.replace(" ", "").split(",")
         places = list(map(str, range(generation.gen_length)))
         require(
-            self.given is None or sorted(given) == sorted(places),
+            self.given is None or sorted(listed) == sorted(places),
             f"commit_order={self.given!r} is no order of the {generation.gen_length} places of an answer: name each once",
         )
-        order = [request.prompt_len + place for place in map(int, given or drawn_order(generation))]
+        order = [request.prompt_len + place for place in map(int, listed or drawn_order(generation))]
         return replace(self, total_len=request.total_len, order=order)
 
     def choose(self, at: Standing) -> Chosen:
@@ -77,24 +77,24 @@ class DkvGreedy(RowRule):
         if at.step_in_block % self.refresh_interval:
             assert self.before is not None
             masked, committed = self.before
-            chosen = {*committed.tolist(), *due.tolist()}
+            computed = {*committed.tolist(), *due.tolist()}
             for place in due.tolist():
-                chosen.update(self._near(place, set(masked.tolist()) - chosen))
-            rows = np.array(sorted(chosen), dtype=np.int64)
+                computed.update(self._near(place, set(masked.tolist()) - computed))
+            rows = np.array(sorted(computed), dtype=np.int64)
         self.before = at.masks, due
         return Chosen.of(rows, np.sort(due), len(due))
 
     def _near(self, place: int, able: set[int]) -> list[int]:
         """The nearest places in ``able``, alternating left and right, one further each turn; at most ``near`` of them."""
-        turns = (at for d in range(1, self.total_len) for at in (place - d, place + d))
-        return list(islice((at for at in turns if at in able), self.near))
+        turns = (neighbor for d in range(1, self.total_len) for neighbor in (place - d, place + d))
+        return list(islice((neighbor for neighbor in turns if neighbor in able), self.near))
 
 
 def drawn_order(generation: GenerationConfig) -> list[int]:
     """Draw the order of commits block by block, from the request's seed alone."""
-    draw, length = Random(generation.seed), generation.block_length
+    random, length = Random(generation.seed), generation.block_length
     blocks = [list(range(s, min(s + length, generation.gen_length))) for s in range(0, generation.gen_length, length)]
-    return [place for block in blocks for place in draw.sample(block, len(block))]
+    return [place for block in blocks for place in random.sample(block, len(block))]
 
 
 @dataclass
@@ -117,13 +117,13 @@ class DkvDream(RowRule):
         return replace(self, prompt_len=request.prompt_len, total_len=request.total_len)
 
     def choose(self, at: Standing) -> Chosen:
-        step, every = at.step_in_block, np.arange(self.total_len)
-        head = every[: self.prompt_len - 1]  # the prompt's last row predicts the first answer token
-        kept = head if step and self.variant != "decode" else every[:0]
+        step, all_rows = at.step_in_block, np.arange(self.total_len)
+        head = all_rows[: self.prompt_len - 1]  # the prompt's last row predicts the first answer token
+        cached = head if step and self.variant != "decode" else all_rows[:0]
         if self.variant != "prefill" and step % self.refresh_interval:
-            kept = np.union1d(kept, self.settled)
+            cached = np.union1d(cached, self.settled)
         self.settled = self._settled(at.masks) if step else head
-        return Chosen.of(np.setdiff1d(every, kept), at.in_block, at.quota)
+        return Chosen.of(np.setdiff1d(all_rows, cached), at.in_block, at.quota)
 
     def _settled(self, masks: Positions) -> Positions:
         known = np.ones(self.total_len + 1, dtype=np.bool_)
@@ -142,7 +142,7 @@ class DkvCache(Method):
     own = DkvOptions
 
     def _sampler(self, family: str, own: DkvOptions, options: Options) -> Sampler:
-        variant, every = own.variant, own.refresh_interval
+        variant, interval = own.variant, own.refresh_interval
         if family == "dream":
             require(
                 variant != "greedy", "variant='greedy' is of LLaDA alone: use decode, prefill or pd on a dream model"
@@ -151,16 +151,16 @@ class DkvCache(Method):
                 variant != "prefill" or not {"refresh_interval", "shift"} & options.keys(),
                 "refresh_interval and shift have no effect with variant='prefill', whose answer is computed at every step: leave them out",
             )
-            rule: RowRule = DkvDream(variant=variant, refresh_interval=every or 4, shift=own.shift)  # type: ignore[arg-type]
+            rule: RowRule = DkvDream(variant=variant, refresh_interval=interval or 4, shift=own.shift)  # type: ignore[arg-type]
             decode = timestep_decode(own.alg)
         else:
             require(
                 variant in ("decode", "greedy"),
                 f"variant={variant!r} is of Dream alone: use decode or greedy on a llada model",
             )
-            rule, decode = DkvDecode(every or 8), DecodeConfig(confidence_dtype="float64")
+            rule, decode = DkvDecode(interval or 8), DecodeConfig(confidence_dtype="float64")
             if variant == "greedy":
-                rule = DkvGreedy(every or 2, own.greedy_window, own.commit_order)
+                rule = DkvGreedy(interval or 2, own.greedy_window, own.commit_order)
         return Sampler(rule=rule, decode=replace(decode, learns="places"), **SERVED)
 
     def has_blocks(self, family: str, options: Options) -> bool:

@@ -30,11 +30,11 @@ class SlidingWindow(RowRule):
         return replace(self, total_len=request.total_len)
 
     def choose(self, at: Standing) -> Chosen:
-        every, step = np.arange(self.total_len), at.step_in_block
+        all_rows, step = np.arange(self.total_len), at.step_in_block
         if step % self.refresh == 0:
-            return Chosen.of(every, at.masks, at.quota)
+            return Chosen.of(all_rows, at.masks, at.quota)
         if step % self.refresh == 1:
-            self.keys = np.setdiff1d(every, at.masks[self.width :])
+            self.keys = np.setdiff1d(all_rows, at.masks[self.width :])
         active = at.masks[: self.active]
         rows = np.union1d(active, self.again)
         return Chosen.of(rows, active, min(at.quota, len(active)), keys=self.keys)

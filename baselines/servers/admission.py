@@ -46,9 +46,9 @@ class AdmissionConfig(Checked):
     @staticmethod
     def parse(text: str, *, policy: str) -> "AdmissionConfig":
         """Parse settings from a JSON object."""
-        given = json_object("policy_settings", text, example='{"boundary": 256}')
-        check_given(given, AdmissionConfig, who="policy_settings")
-        return AdmissionConfig(policy=policy, **given)  # type: ignore[arg-type]
+        settings = json_object("policy_settings", text, example='{"boundary": 256}')
+        check_given(settings, AdmissionConfig, who="policy_settings")
+        return AdmissionConfig(policy=policy, **settings)  # type: ignore[arg-type]
 
     @property
     def system(self) -> PrefillSystem:
@@ -139,8 +139,8 @@ class Admission:
         def need_of(task: PrefillTask) -> int:
             return -(-(task.tokens + 1) // block) * block
 
-        situation = Situation(self._queue, list(self._begun.values()), 0, room, need_of)
-        plan: NextStep = self._batching.next_step(situation, now)
+        state = Situation(self._queue, list(self._begun.values()), 0, room, need_of)
+        plan: NextStep = self._batching.next_step(state, now)
         shares = {self._names[task.task_id]: tokens for task, tokens in plan.shares}
         admitted = tuple(name for name in shares if name in self._waiting)
         for name in admitted:

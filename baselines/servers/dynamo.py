@@ -78,10 +78,10 @@ class Dynamo(Launch):
 
     def commands(self, place: Place) -> tuple[Command, ...]:
         python, environment = str(self.environment.python), variables(place)
-        made = [frontend(self.environment, place, router=self.router)]
+        commands = [frontend(self.environment, place, router=self.router)]
         for number, arguments in enumerate(self._worker_arguments(place)):
-            made.append(Command(name=f"worker-{number}", arguments=(python, *arguments), environment=environment))
-        return tuple(made)
+            commands.append(Command(name=f"worker-{number}", arguments=(python, *arguments), environment=environment))
+        return tuple(commands)
 
     def _worker_arguments(self, place: Place) -> Iterator[tuple[str, ...]]:
         """Yield the arguments of each worker's process; one mocker process holds all workers."""
@@ -95,8 +95,8 @@ class Dynamo(Launch):
         }
         named = {"model_path": place.model, "model_name": SERVED_NAME}
         if self.workers == "mocker":
-            own = options(**named, num_workers=self.num_workers, speedup_ratio=self.speedup_ratio, **bounds)
-            yield ("-m", "dynamo.mocker", *own)
+            arguments = options(**named, num_workers=self.num_workers, speedup_ratio=self.speedup_ratio, **bounds)
+            yield ("-m", "dynamo.mocker", *arguments)
             return
         for _ in range(self.num_workers):
             if self.workers == "python":

@@ -27,10 +27,10 @@ class KnownTimes:
 
     async def generate(self, request: Mapping[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
         loop = asyncio.get_running_loop()
-        left = asyncio.ensure_future(context.async_killed_or_stopped())
+        abort = asyncio.ensure_future(context.async_killed_or_stopped())
 
         async def is_there_at(time_s: float) -> bool:
-            await asyncio.wait((left,), timeout=max(0.0, time_s - loop.time()))
+            await asyncio.wait((abort,), timeout=max(0.0, time_s - loop.time()))
             return not context.is_stopped()
 
         prompt, arrived_s = request["token_ids"], loop.time()
@@ -50,7 +50,7 @@ class KnownTimes:
                 token = FIRST_ID + (len(prompt) + k) % _NUM_IDS
                 yield {"token_ids": [token], "finish_reason": "length" if k == num_tokens - 1 else None}
         finally:
-            left.cancel()
+            abort.cancel()
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, required=True)
     parser.add_argument("--prefill-us", type=float, required=True)
     parser.add_argument("--decode-ms", type=float, required=True)
-    given = parser.parse_args()
+    options = parser.parse_args()
 
     import uvloop
     from dynamo.llm import ModelInput, ModelType, WorkerType, register_model
@@ -73,13 +73,13 @@ def main() -> None:
             ModelInput.Tokens,
             ModelType.Chat | ModelType.Completions,
             endpoint,
-            given.model_path,
-            model_name=given.model_name,
+            options.model_path,
+            model_name=options.model_name,
             worker_type=WorkerType.Aggregated,
-            kv_cache_block_size=given.block_size,
+            kv_cache_block_size=options.block_size,
             ignore_weights=True,
         )
-        times = KnownTimes(prefill_s=given.prefill_us / 1e6, decode_s=given.decode_ms / 1e3)
+        times = KnownTimes(prefill_s=options.prefill_us / 1e6, decode_s=options.decode_ms / 1e3)
         await endpoint.serve_endpoint(times.generate)
 
     uvloop.run(worker())

@@ -92,12 +92,12 @@ class ServerEnvironment:
         if self.packages is not None:
             say(f"{self.name} is installed in {self.folder}")
             return
-        there = next(parent for parent in (self.folder, *self.folder.parents) if parent.is_dir())
-        free_gb = shutil.disk_usage(there).free / 1e9
+        existing = next(parent for parent in (self.folder, *self.folder.parents) if parent.is_dir())
+        free_gb = shutil.disk_usage(existing).free / 1e9
         # An interrupted install already occupies its room.
         require(
             self.folder.exists() or free_gb >= self.disk_gb,
-            f"{there} has {free_gb:.1f} GB free and {self.name} takes {self.disk_gb:g}: make room, or set {FOLDER_VARIABLE}",
+            f"{existing} has {free_gb:.1f} GB free and {self.name} takes {self.disk_gb:g}: make room, or set {FOLDER_VARIABLE}",
         )
         commands = list(self.commands())
         say(f"{self.name}: {self.folder}, {self.cost}")
@@ -138,8 +138,8 @@ def _environments() -> Mapping[str, Mapping[Device, ServerEnvironment]]:
     stored = yaml.safe_load(Path(__file__).with_name("environments.yaml").read_text())
     return {
         name: {
-            each["device"]: ServerEnvironment(name=name, **{**each, "steps": tuple(map(tuple, each["steps"]))})
-            for each in builds
+            build["device"]: ServerEnvironment(name=name, **{**build, "steps": tuple(map(tuple, build["steps"]))})
+            for build in builds
         }
         for name, builds in stored.items()
     }

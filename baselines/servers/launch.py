@@ -46,7 +46,7 @@ def write_tiny(folder: Path, *, seed: int = 0) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     config = tiny_config()
-    described = {
+    content = {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
         "hidden_size": config.d_model,
@@ -66,7 +66,7 @@ def write_tiny(folder: Path, *, seed: int = 0) -> Path:
         "eos_token_id": _END_OF_TEXT,
         "pad_token_id": _END_OF_TEXT,
     }
-    _write(folder / "config.json", described)
+    _write(folder / "config.json", content)
     _write(folder / "generation_config.json", {"eos_token_id": _END_OF_TEXT, "pad_token_id": _END_OF_TEXT})
     shutil.copyfile(TINY_DIR / "tokenizer.json", folder / "tokenizer.json")
     tokens = json.loads((TINY_DIR / "tokenizer_config.json").read_text())
@@ -193,8 +193,8 @@ class Launch(ABC, Checked):
     def basis(self) -> str:
         """A digest of what we start, and of the checkpoint's config.json."""
         config = Path(self.model, "config.json")
-        told = config.read_text() if config.is_file() else ""
-        return hashlib.sha256(json.dumps([self.facts, told], sort_keys=True).encode()).hexdigest()[:12]
+        text = config.read_text() if config.is_file() else ""
+        return hashlib.sha256(json.dumps([self.facts, text], sort_keys=True).encode()).hexdigest()[:12]
 
     @contextmanager
     def started(self, folder: Path) -> Iterator[tuple[str, float]]:
@@ -251,7 +251,7 @@ class Vllm(Launch):
 
     def commands(self, place: Place) -> tuple[Command, ...]:
         is_cpu = self.device == "cpu"
-        given = options(
+        flags = options(
             model=place.model,
             served_model_name=SERVED_NAME,
             host="127.0.0.1",
@@ -276,7 +276,7 @@ class Vllm(Launch):
             environment |= {"PYTHONPATH": str(PACKAGES), "REPRO_VLLM_POLICY": self.policy}
             environment["REPRO_VLLM_POLICY_SETTINGS"] = self.policy_settings
         # Run the module, not the command: the CPU build's package does not serve by itself.
-        arguments = (str(self.environment.python), "-m", "vllm.entrypoints.openai.api_server", *given)
+        arguments = (str(self.environment.python), "-m", "vllm.entrypoints.openai.api_server", *flags)
         return (Command(name="vllm", arguments=arguments, environment=environment),)
 
 
@@ -312,7 +312,7 @@ class Sglang(Launch):
         )
 
     def commands(self, place: Place) -> tuple[Command, ...]:
-        given = options(
+        flags = options(
             model_path=place.model,
             served_model_name=SERVED_NAME,
             host="127.0.0.1",
@@ -330,13 +330,13 @@ class Sglang(Launch):
             dllm_algorithm_config=self._algorithm_config(place.folder),
             dllm_fdfo=self.dllm_fdfo,
         )
-        arguments = (str(self.environment.python), "-m", "sglang.launch_server", *given)
+        arguments = (str(self.environment.python), "-m", "sglang.launch_server", *flags)
         return (Command(name="sglang", arguments=arguments, environment=place.environment),)
 
     def _algorithm_config(self, folder: Path) -> Path | None:
         """Write the given thresholds into a file, as the server takes them no other way; None without any."""
-        given = {"threshold": self.dllm_threshold, "edit_threshold": self.dllm_edit_threshold}
-        lines = [f"{name}: {value}\n" for name, value in given.items() if value is not None]
+        thresholds = {"threshold": self.dllm_threshold, "edit_threshold": self.dllm_edit_threshold}
+        lines = [f"{name}: {value}\n" for name, value in thresholds.items() if value is not None]
         if not lines:
             return None
         path = folder / "dllm.yaml"

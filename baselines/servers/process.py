@@ -50,19 +50,19 @@ _OPENER = build_opener(ProxyHandler({}), _NoRedirects)
 
 def ask(url: str, headers: Mapping[str, str] = MappingProxyType({})) -> bytes:
     """Return the body of an answer with status 200; raises NoPage."""
-    found: list[bytes | NoPage] = []
+    replies: list[bytes | NoPage] = []
 
     def read() -> None:
         try:
-            found.append(_read(url, headers))
+            replies.append(_read(url, headers))
         except NoPage as error:
-            found.append(error)
+            replies.append(error)
 
     # A connection's timeout applies to each piece, not to the whole page.
     thread = Thread(target=read, daemon=True)
     thread.start()
     thread.join(ASK_S)
-    answer = found[0] if found else NoPage(f"no answer within {ASK_S:g} s")
+    answer = replies[0] if replies else NoPage(f"no answer within {ASK_S:g} s")
     if isinstance(answer, NoPage):
         raise answer
     return answer
@@ -73,28 +73,28 @@ def _read(url: str, headers: Mapping[str, str]) -> bytes:
         with _OPENER.open(Request(url, headers=dict(headers)), timeout=ASK_S) as response:
             if response.status != 200:
                 raise NoPage(f"status {response.status}", response.status)
-            if wrong := unread(lambda name: response.headers.get_all(name, [])):
-                raise NoPage(wrong)
+            if refusal := unread(lambda name: response.headers.get_all(name, [])):
+                raise NoPage(refusal)
             content: bytes = response.read(MOST_BYTES + 1)
-            left = response.length
+            missing = response.length
     except NoPage:
         raise
     except HTTPError as error:
         is_redirect = 300 <= error.code < 400
-        said = redirect(error.code, error.headers.get("Location")) if is_redirect else f"status {error.code}"
-        raise NoPage(said, error.code) from None
+        text = redirect(error.code, error.headers.get("Location")) if is_redirect else f"status {error.code}"
+        raise NoPage(text, error.code) from None
     except IncompleteRead:
         raise NoPage("its body broke off") from None
     except (HTTPException, ValueError) as error:
         raise NoPage(f"what it says is no HTTP: {type(error).__name__}") from None
     except OSError as error:
         reason = error.reason if isinstance(error, URLError) else error
-        said = f"no answer within {ASK_S:g} s" if isinstance(reason, TimeoutError) else str(reason)
-        raise NoPage(said or type(reason).__name__) from None
+        text = f"no answer within {ASK_S:g} s" if isinstance(reason, TimeoutError) else str(reason)
+        raise NoPage(text or type(reason).__name__) from None
     if len(content) > MOST_BYTES:
         raise NoPage(f"its body is longer than {MOST_BYTES} bytes")
-    if left:
-        raise NoPage(f"its body broke off, {left} bytes before its Content-Length")
+    if missing:
+        raise NoPage(f"its body broke off, {missing} bytes before its Content-Length")
     return content
 
 
@@ -104,8 +104,8 @@ def redirect(status: int, location: str | None) -> str:
         host = urlsplit(location or "").netloc.rpartition("@")[2]
     except ValueError:
         host = "?"
-    place = f"the host {host[:_LONGEST_SHOWN]!r}" if host else "another path of this host" if location else "nowhere"
-    return f"status {status}, a redirect to {place}, which is not followed"
+    target = f"the host {host[:_LONGEST_SHOWN]!r}" if host else "another path of this host" if location else "nowhere"
+    return f"status {status}, a redirect to {target}, which is not followed"
 
 
 def unread(values_of: Callable[[str], Sequence[str]]) -> str | None:
@@ -115,9 +115,9 @@ def unread(values_of: Callable[[str], Sequence[str]]) -> str | None:
     if coding not in ("", "identity"):
         return f"its body is compressed ({coding[:_LONGEST_SHOWN]!r}), which was not asked for"
     lengths = {*values_of("Content-Length")}
-    if len(lengths) > 1 or not all(each.isascii() and each.isdigit() and len(each) <= _MOST_DIGITS for each in lengths):
+    if len(lengths) > 1 or not all(text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS for text in lengths):
         return "its Content-Length is no length"
-    if [each.strip().lower() for each in values_of("Transfer-Encoding")] not in ([], ["chunked"]):
+    if [text.strip().lower() for text in values_of("Transfer-Encoding")] not in ([], ["chunked"]):
         return "its Transfer-Encoding is not known here"
     return None
 
@@ -163,10 +163,10 @@ class Address:
             if all(card.get("id") != self.model for card in json.loads(ask(f"{self.url}/v1/models"))["data"]):
                 return f"it lists no model {self.model!r}"
             if self.num_workers is not None:
-                listed = json.loads(ask(f"{self.url}/health"))["instances"]
-                came = len({each["instance_id"] for each in listed if each["endpoint"] == self.endpoint})
-                if came < self.num_workers:
-                    return f"{came} of {self.num_workers} workers are there"
+                workers = json.loads(ask(f"{self.url}/health"))["instances"]
+                num_ready = len({worker["instance_id"] for worker in workers if worker["endpoint"] == self.endpoint})
+                if num_ready < self.num_workers:
+                    return f"{num_ready} of {self.num_workers} workers are there"
         except NoPage as error:
             return f"it does not answer ({error})"
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -177,8 +177,8 @@ class Address:
 class _Process:
     def __init__(self, command: Command, folder: Path) -> None:
         self.name, self.log = command.name, folder / f"{command.name}.log"
-        ours = {*_OURS, *settled(os.environ)}
-        inherited = {name: value for name, value in os.environ.items() if name not in ours}
+        removed = {*_OURS, *settled(os.environ)}
+        inherited = {name: value for name, value in os.environ.items() if name not in removed}
         with self.log.open("wb") as log:
             self.warden = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(WARDEN), str(GRACE_S), "--", *command.arguments],
@@ -193,8 +193,8 @@ class _Process:
     def last_words(self) -> str:
         """The last lines of its log that mention an error, or else its last lines."""
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        wrong = [line for line in lines if "Error" in line or "error" in line]
-        return " | ".join((wrong or lines)[-_TOLD_LINES:]) or "nothing"
+        errors = [line for line in lines if "Error" in line or "error" in line]
+        return " | ".join((errors or lines)[-_TOLD_LINES:]) or "nothing"
 
 
 @contextmanager
@@ -206,10 +206,10 @@ def running(
     processes: list[_Process] = []
 
     def check(when: str) -> None:
-        for each in processes:
-            if each.warden.poll() is not None:
+        for process in processes:
+            if process.warden.poll() is not None:
                 raise RunError(
-                    f"{name} ended {when} (exit code {each.warden.returncode}): {each.last_words()}; all it said: {each.log}"
+                    f"{name} ended {when} (exit code {process.warden.returncode}): {process.last_words()}; all it said: {process.log}"
                 )
 
     try:
@@ -235,11 +235,11 @@ def running(
         check("during the run")
     finally:
         # Each warden now ends its server on its own, even if what follows is interrupted.
-        for each in processes:
+        for process in processes:
             with suppress(OSError):
-                each.warden.stdin.close()  # type: ignore[union-attr]
-        for each in processes:
-            each.warden.wait()
+                process.warden.stdin.close()  # type: ignore[union-attr]
+        for process in processes:
+            process.warden.wait()
 
 
 def free_port() -> int:

@@ -35,10 +35,10 @@ class PolicyScheduler(AsyncScheduler):
             self._admission.arrive(request.request_id, request.num_prompt_tokens, time.monotonic())
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> Any:
-        found = super().finish_requests(request_ids, finished_status)
-        for request in found:
+        finished = super().finish_requests(request_ids, finished_status)
+        for request in finished:
             self._admission.leave(request.request_id)
-        return found
+        return finished
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         now = time.monotonic()
@@ -47,18 +47,18 @@ class PolicyScheduler(AsyncScheduler):
         # These were admitted, but have not run because K/V was short.
         computed |= {r.request_id: 0 for r in self.waiting if r.request_id not in self._admission}
         block = self.block_size
-        room = self.kv_cache_manager.block_pool.get_num_free_blocks() * block
-        plan = self._admission.step(now, computed, room, block)
+        free_tokens = self.kv_cache_manager.block_pool.get_num_free_blocks() * block
+        plan = self._admission.step(now, computed, free_tokens, block)
 
         waiting = {request.request_id: request for request in self.waiting}
         # Preempted or blocked requests were admitted before: they go first, as in vLLM.
         returned = [
             r for r in waiting.values() if r.request_id not in self._admission and r.request_id not in plan.admitted
         ]
-        chosen = [waiting[name] for name in plan.admitted if name in waiting]
-        aside = [r for r in waiting.values() if r.request_id in self._admission]
-        self._replace_waiting([*returned, *chosen])
-        held = [r for name, r in prefilling.items() if name not in plan.shares]
+        admitted = [waiting[name] for name in plan.admitted if name in waiting]
+        queued = [r for r in waiting.values() if r.request_id in self._admission]
+        self._replace_waiting([*returned, *admitted])
+        paused = [r for name, r in prefilling.items() if name not in plan.shares]
         answering = [r for r in self.running if r.request_id not in prefilling]
         advanced = [prefilling[name] for name in plan.shares if name in prefilling]
         self.running = [*answering, *advanced]
@@ -67,8 +67,8 @@ class PolicyScheduler(AsyncScheduler):
             return super().schedule(throttle_prefills)
         finally:
             self._shares = None
-            self.running = [*self.running, *held]
-            self._replace_waiting([*self.waiting, *aside])
+            self.running = [*self.running, *paused]
+            self._replace_waiting([*self.waiting, *queued])
 
     def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
         """Limit a request's tokens in a step to its share, whether it runs or waits."""

@@ -134,8 +134,8 @@ def form_batch(
 
     def caches() -> tuple[LayerCache, ...]:
         kv = (shape.n_kv_heads, shape.head_dim)
-        each = zip(features(*kv), features(*kv), features(shape.d_model), features(shape.d_model), strict=True)
-        return tuple(LayerCache(k=k, v=v, attention=a, mlp=f) for k, v, a, f in each)
+        layers = zip(features(*kv), features(*kv), features(shape.d_model), features(shape.d_model), strict=True)
+        return tuple(LayerCache(k=k, v=v, attention=a, mlp=f) for k, v, a, f in layers)
 
     is_guided = any(generation.cfg_scale > 0 for generation in state.generations(plan.items))
     return Batch(
@@ -286,13 +286,13 @@ class FeatureForward:
         cache.v[response] = self._heads(value)
         if not step.num_selected:
             return columns, h
-        chosen = candidates[batch.members, selected]
+        changed = candidates[batch.members, selected]
         selected = selected + step.prompt_width
-        self._write_keys(layer, cache, batch, chosen, (batch.members, selected))
+        self._write_keys(layer, cache, batch, changed, (batch.members, selected))
         if h is None:
-            return (batch.members, selected), chosen
+            return (batch.members, selected), changed
         columns = (batch.members, torch.cat((batch.prompt_columns, selected), dim=1))
-        return columns, torch.cat((h, chosen), dim=1)
+        return columns, torch.cat((h, changed), dim=1)
 
     def _write_keys(self, layer: Layer, cache: LayerCache, batch: Batch, h: Tensor, columns: Columns) -> None:
         k = self._heads(over_rows(layer.key, h))
@@ -324,8 +324,8 @@ class FeatureForward:
             out = torch.zeros_like(q)
             for i, first in enumerate(batch.padding):
                 # Padding is left of the prompt, so among the queries it comes first or is absent.
-                own, keys = slice(first if has_prompt else 0, None), slice(first, None)
-                out[i, own] = sdpa(q[i, None, own], cache.k[i, None, keys], cache.v[i, None, keys])[0]
+                queries, keys = slice(first if has_prompt else 0, None), slice(first, None)
+                out[i, queries] = sdpa(q[i, None, queries], cache.k[i, None, keys], cache.v[i, None, keys])[0]
         timer.lap_inside("attention")
         return over_rows(layer.attention_output, out.flatten(2))
 

@@ -48,11 +48,11 @@ def reduce_by_exponentials(reduction: Reduction) -> Reduce:
         token, confidence = token[wanted], confidence[wanted]
         if sampling is None:
             return token, confidence
-        drawn, drawn_confidence = reduce_in_parts(reduction, logits[wanted], sampling)
+        drawn_token, drawn_confidence = reduce_in_parts(reduction, logits[wanted], sampling)
         hot = sampling.temperature > 0
         drawn_confidence = drawn_confidence.to(confidence.dtype)
         return (
-            torch.where(hot, drawn, token),
+            torch.where(hot, drawn_token, token),
             torch.where(hot | sampling.random_remasking, drawn_confidence, confidence),
         )
 
@@ -141,15 +141,15 @@ class ResponseLayout:
     def of(self, items: Sequence[PlanItem], table: ItemTable, pad_to: int | None) -> HostRows:
         gen_length = self._state.request(items[0]).generation.gen_length
         starts = np.arange(len(items)) * gen_length - (table.total_len - gen_length - self._shift)
-        num_rows, none = len(items) * gen_length, np.empty(0, dtype=np.int64)
+        num_rows, empty = len(items) * gen_length, np.empty(0, dtype=np.int64)
         packed = PackedRows(
             num_rows=num_rows,
             num_refresh_rows=num_rows,
             base=np.append(starts, starts[-1] + table.total_len[-1]),
-            position=none,
-            flat=none,
-            pool_row=none,
-            key_len=none,
+            position=empty,
+            flat=empty,
+            pool_row=empty,
+            key_len=empty,
         )
         return HostRows(packed)
 

@@ -131,33 +131,33 @@ class _Step:
         """Members near the ends of answers of different lengths: each attends alone over its own slab."""
         self.timer.lap_inside("gemm")
         self._store(layer, *self._own(q, k, v)[1:])
-        found, end = [], 0
+        outputs, end = [], 0
         for item in self.items:
             start, end = end, end + item.window_len
             slab = slice(item.kv_start, item.kv_start + item.key_tokens)
             own_k, own_v = (
-                each[layer, slab].repeat_interleave(self.group, dim=1).transpose(0, 1)[None]
-                for each in (self.pool.k, self.pool.v)
+                pool[layer, slab].repeat_interleave(self.group, dim=1).transpose(0, 1)[None]
+                for pool in (self.pool.k, self.pool.v)
             )
             own_q = q[start:end].transpose(0, 1)[None]
-            found.append(F.scaled_dot_product_attention(own_q, own_k, own_v)[0].transpose(0, 1))
-        return self._filled(torch.cat(found))
+            outputs.append(F.scaled_dot_product_attention(own_q, own_k, own_v)[0].transpose(0, 1))
+        return self._filled(torch.cat(outputs))
 
     def reuse_of(self, width: int) -> Attend:
         """Members with equal windows: one call attends over their slabs."""
-        slabs_k, slabs_v = (_slabs(each, self.items, width) for each in (self.pool.k, self.pool.v))
+        slabs_k, slabs_v = (_slabs(pool, self.items, width) for pool in (self.pool.k, self.pool.v))
         keys, values = ([slab.transpose(1, 2) for slab in slabs] for slabs in (slabs_k, slabs_v))
         # If all members keep equally many rows, the block's own rows are a plain part of the slabs.
-        own = None if self.mask is not None else slice(self.items[0].kept_rows, width)
+        block_rows = None if self.mask is not None else slice(self.items[0].kept_rows, width)
 
         def reuse(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self.timer.lap_inside("gemm")
             q, k, v = self._own(q, k, v)
-            if own is None:
+            if block_rows is None:
                 self._store(layer, k, v)
             else:
-                slabs_k[layer][:, own].copy_(k.view(self.narrow))
-                slabs_v[layer][:, own].copy_(v.view(self.narrow))
+                slabs_k[layer][:, block_rows].copy_(k.view(self.narrow))
+                slabs_v[layer][:, block_rows].copy_(v.view(self.narrow))
             return self._attention(q, keys[layer], values[layer])
 
         return reuse
@@ -190,10 +190,10 @@ def _runs(items: Sequence[PlanItem], pad_to: int, width: int | None) -> Runs:
     each member."""
     is_refresh = items[0].phase.is_refresh
     rows = np.array([pad_to if is_refresh else item.window_len for item in items], dtype=np.int32)
-    ends, seen = np.cumsum(rows, dtype=np.int32), np.array([item.key_tokens for item in items], dtype=np.int32)
+    ends, num_keys = np.cumsum(rows, dtype=np.int32), np.array([item.key_tokens for item in items], dtype=np.int32)
     starts = ends - rows if is_refresh else np.array([item.kv_start for item in items], dtype=np.int32)
-    lengths = seen if width is None else np.full_like(seen, width)
-    return Runs(*(torch.from_numpy(each) for each in (ends - rows, ends, starts, lengths, seen)))
+    lengths = num_keys if width is None else np.full_like(num_keys, width)
+    return Runs(*(torch.from_numpy(values) for values in (ends - rows, ends, starts, lengths, num_keys)))
 
 
 class _HostStep:

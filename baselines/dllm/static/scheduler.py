@@ -123,8 +123,8 @@ class StaticBatchScheduler(Scheduler):
             members.append(sequence)
             phases = long
         slab = max(sequence.kv_rows for sequence in members)
-        chosen = {sequence.request.request_id for sequence in members}
-        self.waiting = deque(sequence for sequence in self.waiting if sequence.request.request_id not in chosen)
+        member_ids = {sequence.request.request_id for sequence in members}
+        self.waiting = deque(sequence for sequence in self.waiting if sequence.request.request_id not in member_ids)
         self.running = members
         for sequence in members:
             sequence.kv_rows = slab
