@@ -83,12 +83,12 @@ class Cell:
         return cls(**{**values, "knobs": tuple(knobs.items()) if isinstance(knobs, Mapping) else knobs})
 
     def to_dict(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)} | {"knobs": dict(self.knobs)}
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"knobs": dict(self.knobs)}
 
     def written(self) -> dict[str, Any]:
         """Like ``to_dict``, in the form that is stored and shown: without secrets, and with ``~`` for the home folder."""
-        found: dict[str, Any] = cleaned(self.to_dict())
-        return found
+        plain_values: dict[str, Any] = cleaned(self.to_dict())
+        return plain_values
 
     @classmethod
     def from_written(cls, values: Mapping[str, Any]) -> "Cell":
@@ -97,14 +97,14 @@ class Cell:
         def whole(value: Any) -> Any:
             return with_home(value) if isinstance(value, str) else value
 
-        found = {name: whole(value) for name, value in values.items()}
-        if isinstance(knobs := found.get("knobs"), Mapping):
-            found["knobs"] = {name: whole(value) for name, value in knobs.items()}
-        return cls.from_dict(found)
+        restored = {name: whole(value) for name, value in values.items()}
+        if isinstance(knobs := restored.get("knobs"), Mapping):
+            restored["knobs"] = {name: whole(value) for name, value in knobs.items()}
+        return cls.from_dict(restored)
 
     def without(self, knob: str) -> "Cell":
-        kept = tuple(each for each in self.knobs if each[0] != knob)
-        return self if kept == self.knobs else replace(self, knobs=kept)
+        knobs = tuple(pair for pair in self.knobs if pair[0] != knob)
+        return self if knobs == self.knobs else replace(self, knobs=knobs)
 
     def with_seed(self, seed: int) -> "Cell":
         """Like ``replace``, but checks only the seed, because figures have thousands of repeats."""
@@ -121,18 +121,18 @@ class Cell:
         return self._having("knobs", _sorted_knobs(tuple({**self.knob_values, **knobs}.items())))
 
     def _having(self, name: str, value: object) -> "Cell":
-        again = object.__new__(type(self))
-        vars(again).update(vars(self), **{name: value})
+        copy = object.__new__(type(self))
+        vars(copy).update(vars(self), **{name: value})
         if name != "figure":
-            vars(again).pop("key", None)
-        return again
+            vars(copy).pop("key", None)
+        return copy
 
     @property
     def policies(self) -> tuple[str, ...]:
         """Names of the policies that the cell gives as ``module:NAME``. The workload is none of them: it names the data set."""
         knobs = (value for name, value in self.knobs if name != WORKLOAD and isinstance(value, str))
-        named = map(PLACE.fullmatch, knobs)
-        return tuple(each[1] for each in named if each is not None)
+        matches = map(PLACE.fullmatch, knobs)
+        return tuple(match[1] for match in matches if match is not None)
 
     @property
     def knob_values(self) -> dict[str, Scalar]:
@@ -164,14 +164,14 @@ class Cell:
     def folder_prefix(self) -> str:
         """The start of the folder name, shared by cells that differ only in their knobs."""
         # For a card from a file, keep the card's name and drop the file's path.
-        where = re.sub(r"^.*\.ya?ml:", "", self.platform)
-        parts = [self.system, self.dataset, where, self.executor]
+        platform = re.sub(r"^.*\.ya?ml:", "", self.platform)
+        parts = [self.system, self.dataset, platform, self.executor]
         if self.rate is not None:
             parts.append(f"r{self.rate:g}")
         return file_name("_".join([*parts, f"s{self.seed}"]))
 
 
-_HASHED = tuple(each.name for each in fields(Cell) if each.name not in ("figure", "knobs"))
+_HASHED = tuple(field.name for field in fields(Cell) if field.name not in ("figure", "knobs"))
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
@@ -198,14 +198,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     is_scalar = getattr(value, "shape", None) == () and callable(getattr(value, "item", None))
-    found = value.item() if is_scalar else value
-    if isinstance(found, str):
-        return str.__str__(found)
-    if isinstance(found, int) and not isinstance(found, bool):
-        found = int.__index__(found)
-    if not isinstance(found, int) or found.bit_length() <= 1024:
-        return found
-    return math.inf if found > 0 else -math.inf
+    result = value.item() if is_scalar else value
+    if isinstance(result, str):
+        return str.__str__(result)
+    if isinstance(result, int) and not isinstance(result, bool):
+        result = int.__index__(result)
+    if not isinstance(result, int) or result.bit_length() <= 1024:
+        return result
+    return math.inf if result > 0 else -math.inf
 
 
 def knob_value(value: Any) -> Any:

@@ -70,25 +70,25 @@ def hidden(text: str) -> str:
 def cleaned(value: Any) -> Any:
     """Return a JSON value without secrets at any depth. It also hides the values of secret environment variables, and writes ``~`` for the
     home folder."""
-    held = sorted(
-        (each for name, each in os.environ.items() if is_secret(name) and len(each) >= 8), key=len, reverse=True
+    secrets = sorted(
+        (secret for name, secret in os.environ.items() if is_secret(name) and len(secret) >= 8), key=len, reverse=True
     )
-    return _cleaned(value, _home(), held)
+    return _cleaned(value, _home(), secrets)
 
 
 def _cleaned(value: Any, home: str | None, held: Sequence[str]) -> Any:
     """Replaces ``home`` by ``~``, and each of ``held`` by a few stars."""
     if isinstance(value, str):
-        for each in held:
-            value = value.replace(each, REDACTED)
+        for secret in held:
+            value = value.replace(secret, REDACTED)
         return without_home(hidden(value), home)
     if isinstance(value, Mapping):
         return {
-            name: REDACTED if _is_kept_secret(name, each) else _cleaned(each, home, held)
-            for name, each in value.items()
+            name: REDACTED if _is_kept_secret(name, item) else _cleaned(item, home, held)
+            for name, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [each if type(each) in (int, float) else _cleaned(each, home, held) for each in value]
+        return [item if type(item) in (int, float) else _cleaned(item, home, held) for item in value]
     return value
 
 
@@ -119,18 +119,20 @@ def _is_kept_secret(name: object, value: object) -> bool:
 
 def _without_json_secrets(text: str) -> str:
     """Removes the secrets of any JSON in the text. JSON without secrets stays as it is written."""
-    found, at, decoder = [], 0, json.JSONDecoder()
-    while (begin := min((place for place in (text.find("{", at), text.find("[", at)) if place >= 0), default=-1)) >= 0:
+    parts, pos, decoder = [], 0, json.JSONDecoder()
+    while (
+        begin := min((index for index in (text.find("{", pos), text.find("[", pos)) if index >= 0), default=-1)
+    ) >= 0:
         try:
             value, end = decoder.raw_decode(text, begin)
         except (ValueError, RecursionError):
-            found.append(text[at : begin + 1])
-            at = begin + 1
+            parts.append(text[pos : begin + 1])
+            pos = begin + 1
             continue
         clean = _cleaned(value, None, ())
-        found += [text[at:begin], text[begin:end] if clean == value else json.dumps(clean, ensure_ascii=False)]
-        at = end
-    return "".join(found) + text[at:]
+        parts += [text[pos:begin], text[begin:end] if clean == value else json.dumps(clean, ensure_ascii=False)]
+        pos = end
+    return "".join(parts) + text[pos:]
 
 
 def _quoted_pair(match: re.Match[str]) -> str:
@@ -144,16 +146,16 @@ def _quoted_pair(match: re.Match[str]) -> str:
 
 def _without_pairs(text: str) -> str:
     """Hides values of secret names. In prose a colon opens an explanation, so there the value needs a digit and a name like ``api_key``."""
-    found, at = [], 0
+    parts, pos = [], 0
     for match in _PAIR.finditer(text):
         value = _PAIRED.match(text, match.end())
-        if match.start() < at or value is None or not is_secret(match["name"]):
+        if match.start() < pos or value is None or not is_secret(match["name"]):
             continue
         if "=" not in match["mid"] and not (_is_certain(match["name"]) and re.search(r"\d", value[0])):
             continue
-        found += [text[at : match.end()], REDACTED]
-        at = value.end()
-    return "".join(found) + text[at:]
+        parts += [text[pos : match.end()], REDACTED]
+        pos = value.end()
+    return "".join(parts) + text[pos:]
 
 
 def _is_certain(name: str) -> bool:

@@ -77,28 +77,28 @@ class Code:
 def code_of(family: str, modules: tuple[str, ...], plug_ins: tuple[str, ...] = ()) -> Code:
     """Identity of a family's code with these modules, and with plug-ins named as ``module:NAME``. It is cached for the life of the process,
     as the imported modules are."""
-    shared, own = ([row["place"] for row in rows_in(_PLACES, name)] for name in (EVERY, family))
+    shared, family_rooms = ([row["place"] for row in rows_in(_PLACES, name)] for name in (EVERY, family))
     # For a family from outside this repository, all packages count.
-    rooms = {*shared, *(own or ("engines", "baselines", "repro/families", "repro/tasks"))}
-    found: dict[str, str] = {}
-    for each in (*modules, *plug_ins):
-        module, _, name = each.partition(":")
+    rooms = {*shared, *(family_rooms or ("engines", "baselines", "repro/families", "repro/tasks"))}
+    digests: dict[str, str] = {}
+    for entry in (*modules, *plug_ins):
+        module, _, name = entry.partition(":")
         if module.partition(".")[0] in PACKAGES:
             rooms.add(_room_of(module))
         elif is_fileless(module):
-            found[each] = IN_NO_FILE
+            digests[entry] = IN_NO_FILE
         else:
-            found |= _of_plug_in(module, name)
-    found |= {room: _of_room(room) for room in rooms}
-    ordered = dict(sorted(found.items()))
+            digests |= _of_plug_in(module, name)
+    digests |= {room: _of_room(room) for room in rooms}
+    ordered = dict(sorted(digests.items()))
     return Code(digest=_digest(f"{name} {digest}".encode() for name, digest in ordered.items()), modules=ordered)
 
 
 def _digest(contents: Iterable[bytes]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for content in contents:
-        found.update(content + b"\0")
-    return found.hexdigest()[:12]
+        digest.update(content + b"\0")
+    return digest.hexdigest()[:12]
 
 
 # -- of this repository -------------------------------------------------------------------------------------
@@ -116,16 +116,16 @@ def _room_of(module: str) -> str:
 def _of_room(room: str) -> str:
     path = _HOME / room
     if room.endswith("/*"):
-        files = [each for each in path.parent.iterdir() if each.is_file()]
+        files = [file for file in path.parent.iterdir() if file.is_file()]
     else:
         files = [path] if path.is_file() else list(files_below(path))
-    sources = sorted(each for each in files if each.suffix in _SOURCES)
-    contents = (part for each in sources for part in (each.name.encode(), each.read_bytes()))
+    sources = sorted(file for file in files if file.suffix in _SOURCES)
+    contents = (part for file in sources for part in (file.name.encode(), file.read_bytes()))
     # Removing comments takes a hundred times as long as reading, so the digest is cached by the files' content.
     return kept_or_made(
         "code",
         (_COMMENT.pattern, _YAML_COMMENT.pattern, *contents),
-        lambda: _digest(part for each in sources for part in (each.name.encode(), without_comments(each))).encode(),
+        lambda: _digest(part for file in sources for part in (file.name.encode(), without_comments(file))).encode(),
     ).decode()
 
 
@@ -133,8 +133,8 @@ def files_below(folder: Path) -> Iterator[Path]:
     """Files of a folder and its subfolders, except hidden ones and those that Python compiles. Dangling links and pipes do not count."""
     for path, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
-        found = (Path(path, name) for name in sorted(names) if not name.startswith(".") and name[-4:] != ".pyc")
-        yield from (each for each in found if each.is_file())
+        files = (Path(path, name) for name in sorted(names) if not name.startswith(".") and name[-4:] != ".pyc")
+        yield from (file for file in files if file.is_file())
 
 
 def without_comments(file: Path) -> bytes:
@@ -159,20 +159,20 @@ def _of_plug_in(module: str, name: str) -> dict[str, str]:
     top = module.partition(".")[0]
     files = files_of_plug_in(top)
     require(
-        sum(each.stat().st_size for each in files.values()) <= MOST_BYTES,
+        sum(file.stat().st_size for file in files.values()) <= MOST_BYTES,
         f"{module!r} lies in a folder of more than {MOST_BYTES // 10**6} MB: move it into a folder of its own, and name the data "
         "that it reads in reads = [...]",
     )
-    found = {top: _digest(part for path, each in files.items() for part in (path.encode(), without_comments(each)))}
-    loaded = import_module(module)
-    beside = Path(str(loaded.__file__)).parent
-    for said in (getattr(loaded, "reads", ()), getattr(getattr(loaded, name, None), "reads", ())):
-        if callable(said):  # a method of its own
+    digests = {top: _digest(part for path, file in files.items() for part in (path.encode(), without_comments(file)))}
+    plug_in = import_module(module)
+    folder = Path(str(plug_in.__file__)).parent
+    for reads in (getattr(plug_in, "reads", ()), getattr(getattr(plug_in, name, None), "reads", ())):
+        if callable(reads):  # a method of its own
             continue
-        if not isinstance(said, list | tuple) or not all(isinstance(each, str) and each for each in said):
-            raise UserError(f"reads={said!r} of {module}:{name} must be a list of files, folders and $VARIABLES")
-        found |= {f"{top} reads {each}": _state(each, beside) for each in said}
-    return found
+        if not isinstance(reads, list | tuple) or not all(isinstance(source, str) and source for source in reads):
+            raise UserError(f"reads={reads!r} of {module}:{name} must be a list of files, folders and $VARIABLES")
+        digests |= {f"{top} reads {source}": _state(source, folder) for source in reads}
+    return digests
 
 
 def files_of_plug_in(top: str) -> dict[str, Path]:
@@ -183,15 +183,15 @@ def files_of_plug_in(top: str) -> dict[str, Path]:
         return {}
     if spec.submodule_search_locations is not None:
         roots = list(map(Path, spec.submodule_search_locations))
-        return {str(each.relative_to(root.parent)): each for root in roots for each in files_below(root)}
-    own = Path(str(spec.origin))
-    if _is_installed(own):
-        return {own.name: own}
-    beside = [each for each in sorted(own.parent.glob("*.py")) if each.is_file()]
-    for package in sorted(own.parent.glob("*/__init__.py")):
+        return {str(file.relative_to(root.parent)): file for root in roots for file in files_below(root)}
+    origin = Path(str(spec.origin))
+    if _is_installed(origin):
+        return {origin.name: origin}
+    neighbours = [file for file in sorted(origin.parent.glob("*.py")) if file.is_file()]
+    for package in sorted(origin.parent.glob("*/__init__.py")):
         if package.parent.name not in PACKAGES:
-            beside += [each for each in files_below(package.parent) if each.suffix == ".py"]
-    return {str(each.relative_to(own.parent)): each for each in (own, *beside)}
+            neighbours += [file for file in files_below(package.parent) if file.suffix == ".py"]
+    return {str(file.relative_to(origin.parent)): file for file in (origin, *neighbours)}
 
 
 def is_alone(top: str) -> bool:
@@ -208,8 +208,8 @@ def _state(said: str, beside: Path) -> str:
         return "not set" if value is None else "set" if is_secret(said[1:]) else _digest([value.encode()])
     path = beside / os.path.expanduser(said)
     if path.is_dir():
-        named = {str(each.relative_to(path)): each for each in files_below(path)}
-        return _digest(part for name, each in named.items() for part in (name.encode(), each.read_bytes()))
+        files = {str(file.relative_to(path)): file for file in files_below(path)}
+        return _digest(part for name, file in files.items() for part in (name.encode(), file.read_bytes()))
     return _digest([path.read_bytes()]) if path.is_file() else "not there"
 
 
@@ -257,36 +257,36 @@ def place(name: str) -> Path | None:
 def fault_of(cell: Cell, error: BaseException) -> BaseException:
     """The error to report if the cell's run or its preparation raises: the code that the cell names fails, and not this program. Returns
     the error itself if the cell names no code, or if the error is already one of ours."""
-    named = plugged_in(cell)
-    is_said = type(error).__module__.partition(".")[0] in PACKAGES
-    if not named or is_said or isinstance(error, ImportError | MemoryError | KeyboardInterrupt | SystemExit):
+    plug_ins = plugged_in(cell)
+    is_ours = type(error).__module__.partition(".")[0] in PACKAGES
+    if not plug_ins or is_ours or isinstance(error, ImportError | MemoryError | KeyboardInterrupt | SystemExit):
         return error
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    return RunError(f"{', '.join(named)} fails ({said}): correct it")
+    message = " ".join(f"{type(error).__name__}: {error}".split())
+    return RunError(f"{', '.join(plug_ins)} fails ({message}): correct it")
 
 
 def held_here(cell: Cell, *, elsewhere: bool) -> str | None:
     """Says which thing that the cell names no other process can import, and why; None in most cases. With ``elsewhere``: no process on
     another machine."""
-    for each in plugged_in(cell).values():
-        module, _, name = each.partition(":")
-        if (why := why_here(module, name, elsewhere=elsewhere)) is not None:
-            return f"{each!r} {why}"
+    for plug_in in plugged_in(cell).values():
+        module, _, name = plug_in.partition(":")
+        if (reason := why_here(module, name, elsewhere=elsewhere)) is not None:
+            return f"{plug_in!r} {reason}"
     return None
 
 
 def plugged_in(cell: Cell) -> dict[str, str]:
     """``module:NAME`` of each thing that the cell names in this form, keyed by where the cell names it."""
-    found = {}
+    plug_ins = {}
     system = cell.system if cell.system in SYSTEMS else installed("system").get(cell.system, cell.system)
-    for what, value in (("system", system), ("platform", cell.platform), *cell.knobs):
-        where, _, name = value.partition(":") if isinstance(value, str) else ("", "", "")
-        is_name = name.isidentifier() and all(part.isidentifier() for part in where.split("."))
-        if not is_name or where.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
+    for option, value in (("system", system), ("platform", cell.platform), *cell.knobs):
+        module, _, name = value.partition(":") if isinstance(value, str) else ("", "", "")
+        is_name = name.isidentifier() and all(part.isidentifier() for part in module.split("."))
+        if not is_name or module.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
             continue
-        if is_fileless(where) or place(where):
-            found[f"{what}={value!r}"] = f"{where}:{name}"
-    return found
+        if is_fileless(module) or place(module):
+            plug_ins[f"{option}={value!r}"] = f"{module}:{name}"
+    return plug_ins
 
 
 # -- in no file ---------------------------------------------------------------------------------------------
@@ -317,18 +317,18 @@ def _is_guarded(name: str) -> bool:
         tree = ast.parse(Path(str(sys.modules["__main__"].__file__)).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return False
-    guards = [each for each in tree.body if isinstance(each, ast.If) and "__name__" in ast.unparse(each.test)]
-    within = {found for guard in guards for each in guard.body for found in _defined(each)}
-    outside = {found for each in tree.body if each not in guards for found in _defined(each)}
+    guards = [node for node in tree.body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
+    within = {symbol for guard in guards for node in guard.body for symbol in _defined(node)}
+    outside = {symbol for node in tree.body if node not in guards for symbol in _defined(node)}
     return name in within - outside
 
 
 def _defined(statement: ast.AST) -> Iterator[str]:
     """Names that a statement defines, with its nested ones: classes, functions, imports and assigned variables."""
-    for each in ast.walk(statement):
-        if isinstance(each, ast.ClassDef | ast.FunctionDef):
-            yield each.name
-        elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
-            yield each.id
-        elif isinstance(each, ast.alias):
-            yield each.asname or each.name
+    for node in ast.walk(statement):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name

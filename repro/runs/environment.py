@@ -68,13 +68,13 @@ def _set(name: str, value: str) -> None:
 
 def limit() -> str:
     """The largest instruction set that oneDNN may use, as the environment spells it."""
-    return next((told for name in VARIABLES if (told := os.environ.get(name))), "DEFAULT")
+    return next((value for name in VARIABLES if (value := os.environ.get(name))), "DEFAULT")
 
 
 def instructions() -> str | None:
     """The instruction set that oneDNN uses: the largest that the processor has and that ``limit`` allows. None if the processor has none of
     them."""
-    most = _SPELT.get(limit().upper(), _ORDER[-1])
+    largest = _SPELT.get(limit().upper(), _ORDER[-1])
     needed: set[str] = set()
     best = None
     for name, flags in _ADDED.items():
@@ -82,7 +82,7 @@ def instructions() -> str | None:
         if not needed <= processor_flags():
             break
         best = name
-        if name == most:
+        if name == largest:
             break
     return best
 
@@ -96,11 +96,11 @@ def processor_flags() -> frozenset[str]:
 def processor_facts() -> Mapping[str, str]:
     """The system's facts about its first processor, by lower-case names such as ``model name``; empty if it reports none."""
     info = Path("/proc/cpuinfo")
-    found: dict[str, str] = {}
+    facts: dict[str, str] = {}
     for line in info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []:
         name, _, value = line.partition(":")
-        found.setdefault(name.strip().lower(), value.strip())
-    return found
+        facts.setdefault(name.strip().lower(), value.strip())
+    return facts
 
 
 def numeric_variables() -> dict[str, str]:
@@ -124,10 +124,10 @@ def threads_set() -> int | None:
 
 def _usual_threads() -> set[int]:
     """The numbers of threads that torch may start with."""
-    told = [os.environ.get(name, "").partition(",")[0].strip() for name in (_CONFIGURED, "MKL_NUM_THREADS")]
-    given = [int(each) for each in told if each.isdecimal()]
-    if given:
-        return {given[0]}
+    values = [os.environ.get(name, "").partition(",")[0].strip() for name in (_CONFIGURED, "MKL_NUM_THREADS")]
+    counts = [int(value) for value in values if value.isdecimal()]
+    if counts:
+        return {counts[0]}
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     return {len(usable), len(set(map(_siblings, usable)))}
 
@@ -136,10 +136,10 @@ def _usual_threads() -> set[int]:
 def _siblings(cpu: int) -> str:
     """The CPUs that share a core with this one, as the system lists them."""
     try:
-        listed = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
     except OSError:
-        listed = ""
-    return listed.strip() or str(cpu)
+        siblings = ""
+    return siblings.strip() or str(cpu)
 
 
 # -- whether it holds ---------------------------------------------------------------------------------------
@@ -148,19 +148,19 @@ def _siblings(cpu: int) -> str:
 def check_settled() -> None:
     """Refuses a measured run on the CPU if oneDNN may use other instructions than the environment says, because torch was imported before
     that was set."""
-    told = limit()
-    if told.upper() not in _SPELT:
+    setting = limit()
+    if setting.upper() not in _SPELT:
         raise UserError(
-            f"{_name()}={told!r} is no instruction set of oneDNN, which would take no notice of it: use one of "
+            f"{_name()}={setting!r} is no instruction set of oneDNN, which would take no notice of it: use one of "
             f"{', '.join(_ORDER)} or DEFAULT"
         )
     if "torch" not in sys.modules or _at_start is None:
         return
     at_start, may_use_amx = _at_start
-    if at_start != told or (may_use_amx and "amx_tile" in processor_flags()):
+    if at_start != setting or (may_use_amx and "amx_tile" in processor_flags()):
         raise UserError(
-            f"{_name()}={told} may have come too late: torch was imported in this process before it was set. Begin Python anew "
-            f"and import repro before torch, or start Python with {VARIABLES[0]}={told}"
+            f"{_name()}={setting} may have come too late: torch was imported in this process before it was set. Begin Python anew "
+            f"and import repro before torch, or start Python with {VARIABLES[0]}={setting}"
         )
 
 

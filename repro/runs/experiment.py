@@ -37,8 +37,8 @@ class Experiment:
         from repro.runs.code import code_of, plugged_in
 
         plug_ins = tuple(plugged_in(self.cell).values())
-        named = {each.partition(":")[0] for each in plug_ins}
-        modules = tuple(name for name in self.deployment.modules if name not in named)
+        plug_in_modules = {plug_in.partition(":")[0] for plug_in in plug_ins}
+        modules = tuple(name for name in self.deployment.modules if name not in plug_in_modules)
         return code_of(self.family.name, modules, plug_ins)
 
     @property
@@ -88,11 +88,11 @@ class Experiment:
         if not self.family.serves:
             return record
         # A policy that starves a request shows in the longest wait and latency, not in a mean.
-        told = {}
+        facts = {}
         for name, times in (("wait_s", "queue_wait_s"), ("latency_s", "e2el_s")):
-            found = request_times(record, times)
-            told[name] = {"mean": float(found.mean()), "longest": float(found.max())} if found.size else None
-        return record.with_manifest(facts={**record.facts, **told})
+            seconds = request_times(record, times)
+            facts[name] = {"mean": float(seconds.mean()), "longest": float(seconds.max())} if seconds.size else None
+        return record.with_manifest(facts={**record.facts, **facts})
 
 
 def _with_places(cell: Cell) -> Cell:
@@ -107,8 +107,8 @@ def _with_places(cell: Cell) -> Cell:
         return cell
     knobs = {name: knob for kind in settings_of(cell.system) for name, knob in knobs_of(kind).items()}
     places = {
-        name: where
-        for name, where in places.items()
+        name: place
+        for name, place in places.items()
         if name in knobs and cell.knob_values[name] not in knobs[name].words
     }
     return replace(cell, knobs=tuple({**cell.knob_values, **places}.items())) if places else cell
@@ -129,24 +129,24 @@ def prepare(cell: Cell, like: Experiment | None = None) -> Experiment:
         system = SYSTEMS.get(cell.system)
         if not isinstance(system.family, Family) or not isinstance(system.title, str):
             raise TypeError("its family is no Family, or its title no text")
-        asked = cell.without(COMPARISON)
+        requested = cell.without(COMPARISON)
         reseeded = getattr(system, "reseeded", None) if like is not None else None
-        again = None if reseeded is None or like is None else reseeded(like.deployment, asked)
-        if again is not None:
-            deployment, workload = again
-        elif asked.knob_values.get(TUNE) is None:
-            deployment, workload = system.prepare(asked)
+        reused = None if reseeded is None or like is None else reseeded(like.deployment, requested)
+        if reused is not None:
+            deployment, workload = reused
+        elif requested.knob_values.get(TUNE) is None:
+            deployment, workload = system.prepare(requested)
         else:
             from repro.runs.tuning import tuned
 
-            deployment, workload = tuned(system, asked)
+            deployment, workload = tuned(system, requested)
         digest = hashlib.sha256(f"{workload.provenance.checksum} {deployment.basis}".encode()).hexdigest()[:12]
     except BaseException as error:
         from repro.runs.code import fault_of
 
-        if (said := fault_of(cell, error)) is error:
+        if (fault := fault_of(cell, error)) is error:
             raise
-        raise said from error
+        raise fault from error
     knobs = {**cell.knob_values, **getattr(deployment, "defaults", {}), BASIS: digest}
     return Experiment(cell=replace(cell, knobs=tuple(knobs.items())), deployment=deployment, workload=workload)
 
@@ -156,15 +156,15 @@ def prepare_all(
 ) -> list[Experiment]:
     """Return the experiments in the order of the cells. Cells with the same seed share requests and are prepared one after the other, so
     that cached requests are drawn once. ``watched`` yields each cell as its preparation begins."""
-    places = sorted(range(len(cells)), key=lambda place: cells[place].seed)
-    begun = watched([cells[place] for place in places])
+    order = sorted(range(len(cells)), key=lambda place: cells[place].seed)
+    ordered = watched([cells[place] for place in order])
     firsts: dict[Cell, Experiment] = {}
 
     def prepared(cell: Cell) -> Experiment:
         seedless = cell.with_seed(0)
-        found = prepare(cell, firsts.get(seedless))
-        firsts.setdefault(seedless, found)
-        return found
+        experiment = prepare(cell, firsts.get(seedless))
+        firsts.setdefault(seedless, experiment)
+        return experiment
 
-    found = dict(zip(places, map(prepared, begun), strict=True))
-    return [found[place] for place in range(len(cells))]
+    experiments = dict(zip(order, map(prepared, ordered), strict=True))
+    return [experiments[place] for place in range(len(cells))]

@@ -42,14 +42,14 @@ class Metric(NamedTuple):
 
 def metrics_in(path: Path, family: str, functions: Mapping[str, Any]) -> tuple[Metric, ...]:
     """The metrics of a family in a CSV file. Each is computed by the function of its name, or is a fact of the run."""
-    found = []
+    metrics = []
     for row in rows_in(path, family):
         name = row["name"]
         compute = partial(_fact, name=name) if is_marked(row, "fact") else functions.get(name)
         if not callable(compute):
             raise ValueError(f"{path}: metric {name!r} has no function of its name")
-        found.append(Metric(name, row["unit"], row["formula"], row["undefined"], compute))
-    return tuple(found)
+        metrics.append(Metric(name, row["unit"], row["formula"], row["undefined"], compute))
+    return tuple(metrics)
 
 
 def _fact(record: RunRecord, name: str) -> Any:
@@ -103,9 +103,9 @@ def distribution(values: Sequence[float] | Floats) -> dict[str, Any]:
     summary["min"] = float(data.min()) if n else None
     summary["max"] = float(data.max()) if n else None
     summary["span"] = float(data.max() - data.min()) if n else None
-    told = [q for q, fewest in PERCENTILES.items() if n >= fewest]
-    found = dict(zip(told, np.percentile(data, told), strict=True)) if told else {}
-    summary |= {f"p{q}": float(found[q]) if q in found else None for q in PERCENTILES}
+    ranks = [q for q, fewest in PERCENTILES.items() if n >= fewest]
+    percentiles = dict(zip(ranks, np.percentile(data, ranks), strict=True)) if ranks else {}
+    summary |= {f"p{q}": float(percentiles[q]) if q in percentiles else None for q in PERCENTILES}
     return summary
 
 
@@ -122,7 +122,7 @@ def goodput(record: RunRecord) -> dict[str, Any]:
     A request is good if it is ok and every named time is at most its limit. A request without a named stamp is not good: a time that was
     not seen cannot have met a limit.
     """
-    arrival, found = column(record, "arrival_s"), {}
+    arrival, by_slo = column(record, "arrival_s"), {}
     for name, limits in sorted(record.manifest.get("slos", {}).items()):
         require(bool(limits), f"slo {name!r} has no limit: name at least one of {', '.join(REQUEST_TIMES)}")
         good = is_ok(record)
@@ -133,8 +133,8 @@ def goodput(record: RunRecord) -> dict[str, Any]:
             require(0 < limit < math.inf, f"slo {name!r} has {time}={limit!r}: a limit must be positive seconds")
             # A missing stamp is NaN, and a comparison with NaN is False.
             good = good & (column(record, REQUEST_TIMES[time]) - arrival <= limit)
-        found[name] = {"limits": dict(sorted(limits.items())), **told_of_good(record, good)}
-    return found
+        by_slo[name] = {"limits": dict(sorted(limits.items())), **told_of_good(record, good)}
+    return by_slo
 
 
 def told_of_good(record: RunRecord, good: Mask) -> dict[str, Any]:
@@ -151,18 +151,18 @@ def column(record: RunRecord, name: str, table: str = REQUESTS) -> Floats:
     """A column as an array, with NaN for null. It is made once, and is read-only."""
     if (table, name) not in record.derived:
         record.derived[table, name] = _shared(np.asarray(record.tables[table][name], dtype=np.float64))
-    found: Floats = record.derived[table, name]
-    return found
+    array: Floats = record.derived[table, name]
+    return array
 
 
 def mask(record: RunRecord, name: str, value: object = True) -> Mask:
     """[requests] Whether a column has this value; cached and read-only like ``column``."""
     if (REQUESTS, name, value) not in record.derived:
         values = record.requests[name]
-        is_value = values.where(value) if hasattr(values, "where") else [each == value for each in values]
+        is_value = values.where(value) if hasattr(values, "where") else [entry == value for entry in values]
         record.derived[REQUESTS, name, value] = _shared(np.asarray(is_value, dtype=np.bool_))
-    found: Mask = record.derived[REQUESTS, name, value]
-    return found
+    matches: Mask = record.derived[REQUESTS, name, value]
+    return matches
 
 
 def _shared(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -220,12 +220,12 @@ def request_counts(record: RunRecord) -> Iterator[str]:
         yield "there are no requests"
         return
     if counts["failed"]:
-        first = next(error for error in record.requests["error"] if error is not None)
-        yield f"{counts['failed']} of {n} requests failed, the first with: {first}"
+        first_error = next(error for error in record.requests["error"] if error is not None)
+        yield f"{counts['failed']} of {n} requests failed, the first with: {first_error}"
     if counts["unfinished"]:
         yield f"{counts['unfinished']} of {n} requests did not finish"
-    if other := n - sum(counts.values()):
-        yield f"{other} of {n} requests have an unknown status"
+    if unknown := n - sum(counts.values()):
+        yield f"{unknown} of {n} requests have an unknown status"
     if negative := int((column(record, "output_len") < 0).sum()):
         yield f"{negative} of {n} requests have an output_len below 0"
     if (repeated := n - len(set(record.requests["request_id"]))) > 0:
@@ -331,8 +331,8 @@ class Family:
     @property
     def every_metric(self) -> tuple[Metric, ...]:
         """Metrics of every run that serves requests, and the family's own, which win if names are equal."""
-        found = {each.name: each for each in (*(METRICS if self.serves else ()), *self.metrics)}
-        return tuple(found.values())
+        by_name = {metric.name: metric for metric in (*(METRICS if self.serves else ()), *self.metrics)}
+        return tuple(by_name.values())
 
     def check_tables(self, record: RunRecord) -> None:
         """Raise ValueError unless the record has exactly the family's tables and their columns. Columns of a table must have one length,
@@ -342,23 +342,23 @@ class Family:
             raise ValueError(f"table {wrong[0]!r} of a run of family {self.name} is {kind}")
         for name, columns in self.columns.items():
             table = record.tables[name]
-            if wrong := sorted(set(table) ^ {each.name for each in columns}):
+            if wrong := sorted(set(table) ^ {spec.name for spec in columns}):
                 kind = "unknown" if wrong[0] in table else "missing"
                 raise ValueError(f"table {name}: column {wrong[0]!r} is {kind}")
             if len({len(values) for values in table.values()}) > 1:
                 raise ValueError(f"table {name}: columns differ in length: { {k: len(v) for k, v in table.items()} }")
-            for each in columns:
-                values = table[each.name]
+            for spec in columns:
+                values = table[spec.name]
                 num_known = len(values) - values.count(None)
-                if not each.nullable and num_known < len(values):
-                    raise ValueError(f"table {name}: column {each.name!r} holds a null")
-                is_number = each.kind == "float" and num_known > 0
-                if is_number and np.isfinite(column(record, each.name, name)).sum() != num_known:
-                    raise ValueError(f"table {name}: column {each.name!r} holds a value that is not finite")
+                if not spec.nullable and num_known < len(values):
+                    raise ValueError(f"table {name}: column {spec.name!r} holds a null")
+                is_number = spec.kind == "float" and num_known > 0
+                if is_number and np.isfinite(column(record, spec.name, name)).sum() != num_known:
+                    raise ValueError(f"table {name}: column {spec.name!r} holds a value that is not finite")
 
     def summarize(self, record: RunRecord) -> dict[str, Any]:
         """The value of every metric, by name."""
-        return {each.name: each.compute(record) for each in self.every_metric}
+        return {metric.name: metric.compute(record) for metric in self.every_metric}
 
     def assess(self, record: RunRecord) -> Validity:
         reasons = tuple(
@@ -395,10 +395,10 @@ _KINDS: Mapping[str, tuple[type | tuple[type, ...], Callable[[Any], Any]]] = {
 def plain_table(name: str, table: Table, columns: Sequence[Column]) -> Table:
     """The table with values as JSON holds them. Raises TypeError for a value of another kind than its column's."""
     plain: Table = {}
-    for each in columns:
-        kind, made = _KINDS[each.kind]
-        values = table[each.name]
+    for spec in columns:
+        kind, convert = _KINDS[spec.kind]
+        values = table[spec.name]
         if not all(value is None or isinstance(value, kind) for value in values):
-            raise TypeError(f"table {name}: column {each.name!r} holds a value that is no {each.kind}")
-        plain[each.name] = [None if value is None else made(value) for value in values]
+            raise TypeError(f"table {name}: column {spec.name!r} holds a value that is no {spec.kind}")
+        plain[spec.name] = [None if value is None else convert(value) for value in values]
     return plain

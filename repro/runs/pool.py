@@ -58,13 +58,13 @@ def worker_processes(num: int) -> Iterator[ProcessPoolExecutor]:
     killed, even if busy."""
     # Spawned, not forked: forking a process that runs threads (torch, pyarrow) can deadlock.
     pool = ProcessPoolExecutor(num, mp_context=get_context("spawn"), initializer=begin_worker, initargs=(os.getpid(),))
-    before = {child.pid for child in active_children()}
+    old_pids = {child.pid for child in active_children()}
     try:
         yield pool
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in active_children():
-            if child.pid not in before:
+            if child.pid not in old_pids:
                 with suppress(OSError):
                     child.kill()
         raise
@@ -90,17 +90,17 @@ class Packing:
         self, experiment: Experiment, on_progress: OnProgress | None = None, sitting: Sitting | None = None
     ) -> Packed:
         """Make and pack a run. In a sitting, its provenance also tells how busy the machine was."""
-        before = gc.get_threshold()
+        threshold = gc.get_threshold()
         if not experiment.is_measured:
             # A simulation makes millions of small objects and no reference cycles. Looking for cycles took a quarter of its time.
-            gc.set_threshold(_OBJECTS, *before[1:])
+            gc.set_threshold(_OBJECTS, *threshold[1:])
         try:
-            started, began, load = utc_now(), time.perf_counter(), None
+            started, start_s, load = utc_now(), time.perf_counter(), None
             if sitting is None:
                 record = experiment.run(on_progress)
             else:
                 record, load = sitting.measure(partial(experiment.run, on_progress))
-            elapsed = time.perf_counter() - began
+            elapsed = time.perf_counter() - start_s
             provenance = collect(
                 obtained=record.obtained,
                 timing=Timing(started_utc=started, finished_utc=utc_now(), elapsed_s=elapsed, load=load),
@@ -113,7 +113,7 @@ class Packing:
             )
             return pack(experiment, record, provenance)
         finally:
-            gc.set_threshold(*before)
+            gc.set_threshold(*threshold)
 
 
 def _busy_s(experiment: Experiment, record: RunRecord) -> float | None:
@@ -174,10 +174,10 @@ class LocalPool:
 
     def simulate(self, experiments: Sequence[Experiment], jobs: int | None, packing: Packing, hooks: Hooks) -> None:
         """Starts other processes only if there are enough runs to gain by it."""
-        here = first_held_here(experiments, elsewhere=False)
-        if here is not None and (jobs or 1) > 1:
-            raise UserError(f"jobs={jobs}: {here}, or give jobs=1")
-        jobs = 1 if here is not None else jobs
+        obstacle = first_held_here(experiments, elsewhere=False)
+        if obstacle is not None and (jobs or 1) > 1:
+            raise UserError(f"jobs={jobs}: {obstacle}, or give jobs=1")
+        jobs = 1 if obstacle is not None else jobs
         num = min(jobs or min(usable_cores(), max(1, len(experiments) // CELLS_PER_WORKER)), len(experiments))
         if num == 1:
             run_here(experiments, packing.make, hooks)
@@ -195,8 +195,8 @@ class LocalPool:
 
 def first_held_here(experiments: Iterable[Experiment], *, elsewhere: bool) -> str | None:
     """The first thing in these runs that no other process (with ``elsewhere``: none on another machine) can import, and why."""
-    found = (held_here(each.cell, elsewhere=elsewhere) for each in experiments)
-    return next((each for each in found if each is not None), None)
+    obstacles = (held_here(experiment.cell, elsewhere=elsewhere) for experiment in experiments)
+    return next((obstacle for obstacle in obstacles if obstacle is not None), None)
 
 
 def run_here(
@@ -206,8 +206,8 @@ def run_here(
     for experiment in experiments:
         hooks.on_start(experiment)
         try:
-            heard = None if hooks.on_step is None else partial(hooks.on_step, experiment)
-            hooks.on_done(experiment, make(experiment, heard))
+            on_progress = None if hooks.on_step is None else partial(hooks.on_step, experiment)
+            hooks.on_done(experiment, make(experiment, on_progress))
         except Exception as error:
             hooks.on_error(experiment, error)
 
@@ -230,10 +230,10 @@ class _Process:
     def __init__(self, pool: ProcessPoolExecutor, packing: Packing) -> None:
         self._pool = pool
         self._packing = packing
-        others = {child.pid for child in multiprocessing.active_children()}
+        old_pids = {child.pid for child in multiprocessing.active_children()}
         with held():  # the first task starts the process
             self._begun = pool.submit(_begin)
-        self._children = [child for child in multiprocessing.active_children() if child.pid not in others]
+        self._children = [child for child in multiprocessing.active_children() if child.pid not in old_pids]
         self._pickled: dict[int, bytes] = {}
         """Pickled workloads by ``id``, because comparing workloads would take longer than it saves."""
 
@@ -243,9 +243,9 @@ class _Process:
     def submit(self, experiment: Experiment | None) -> Future[Any]:
         if experiment is None:
             return self._begun
-        sent = replace(experiment, workload=None)
+        stripped = replace(experiment, workload=None)
         try:
-            return self._pool.submit(_make, self._packing, sent, self._sent(experiment.workload))
+            return self._pool.submit(_make, self._packing, stripped, self._sent(experiment.workload))
         except BrokenProcessPool as error:
             broken: Future[Any] = Future()
             broken.set_exception(error)
@@ -262,11 +262,11 @@ class _Process:
         try:
             return future.result()
         except BrokenProcessPool as error:
-            until = time.monotonic() + ENDING_S
+            deadline = time.monotonic() + ENDING_S
             for child in self._children:
                 # The pool's own thread waits for it too. If the system tells that thread, ``exitcode`` here is None until the thread has
                 # noted it.
-                while child.exitcode is None and time.monotonic() < until:
+                while child.exitcode is None and time.monotonic() < deadline:
                     time.sleep(0.01)
                 if child.exitcode == UNGUARDED:
                     raise UserError(_UNGUARDED_SAID) from None

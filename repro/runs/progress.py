@@ -66,14 +66,14 @@ def sweep_progress(num_total: int, console: "Console | None" = None) -> Iterator
 
     from rich.text import Text
 
-    which = os.environ.get(WHICH_VARIABLE, "")
+    label = os.environ.get(WHICH_VARIABLE, "")
     # The pace counts from the start of the first run, because reused runs took no time.
     with bars(console, pace_over_s=WEEK_S) as progress:
-        task = progress.add_task(which, total=num_total, start=False)
+        task = progress.add_task(label, total=num_total, start=False)
         drawn_at, num_closed = 0.0, 0
 
         def described(text: str) -> str:
-            return f"{which}, {text}" if which else text
+            return f"{label}, {text}" if label else text
 
         def draw(event: CellEvent) -> None:
             nonlocal num_closed
@@ -84,8 +84,8 @@ def sweep_progress(num_total: int, console: "Console | None" = None) -> Iterator
                 progress.reset(task, completed=event.num_closed)
             progress.update(task, completed=event.num_closed, description=description)
             # The summary tells how many cells were reused.
-            is_told = event.kind != "reused" or logger.isEnabledFor(logging.INFO)
-            if event.kind in ("reused", "failed", "interrupted") and is_told:
+            is_shown = event.kind != "reused" or logger.isEnabledFor(logging.INFO)
+            if event.kind in ("reused", "failed", "interrupted") and is_shown:
                 # Plain text: an error message may hold brackets.
                 progress.console.print(Text(_line(event)))
 

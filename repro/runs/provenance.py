@@ -119,27 +119,27 @@ _TOLD_LATELY = ("instructions", "torch_threads", "environment")
 def unlike(machines: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Return how machines differ: the values, as text, of each fact that is not the same on all. For the environment, the values of each
     variable that differs."""
-    found: dict[str, list[str]] = {}
+    differences: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for machine in machines for name in machine):
-        told = [machine for machine in machines if name in machine or name not in _TOLD_LATELY]
-        values: list[Any] = [machine.get(name) for machine in told]
+        reporting = [machine for machine in machines if name in machine or name not in _TOLD_LATELY]
+        values: list[Any] = [machine.get(name) for machine in reporting]
         if all(value == values[0] for value in values):
             continue
         if name != "environment":
-            found[name] = [str(value) for value in values]
+            differences[name] = [str(value) for value in values]
             continue
-        for variable in sorted({each for value in values for each in value}):
-            given = [value.get(variable, "not set") for value in values]
-            if len(set(given)) > 1:
-                found[variable] = given
-    return found
+        for variable in sorted({key for value in values for key in value}):
+            settings = [value.get(variable, "not set") for value in values]
+            if len(set(settings)) > 1:
+                differences[variable] = settings
+    return differences
 
 
 def git_state(root: Path = REPO) -> GitState:
     """The environment's commit has priority over git's, because a copied checkout may have a ``.git`` of another time."""
-    told = os.environ.get(COMMIT_VARIABLE, "")
-    if re.fullmatch(r"[0-9a-f]{7,40}", told):
-        return GitState(commit=told, dirty=None)
+    commit = os.environ.get(COMMIT_VARIABLE, "")
+    if re.fullmatch(r"[0-9a-f]{7,40}", commit):
+        return GitState(commit=commit, dirty=None)
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != root.resolve():
         # This package lies in another project's checkout, whose commit says nothing about us.
@@ -152,10 +152,10 @@ def git_state(root: Path = REPO) -> GitState:
 
 def _git(root: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+        result = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError:  # no git on this machine
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return result.stdout.strip() if result.returncode == 0 else None
 
 
 @cache
@@ -199,10 +199,10 @@ def nvidia_smi(fields: str, *options: str) -> str | None:
     """The driver's answer for its first card, separated by commas, with sizes in MiB; None if it cannot tell."""
     command = ["nvidia-smi", *options, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout.strip() else None
+    return result.stdout.splitlines()[0].strip() if result.returncode == 0 and result.stdout.strip() else None
 
 
 # -- whether the machine was busy besides ---------------------------------------------------------------------
@@ -221,13 +221,13 @@ def contention(load: Mapping[str, Any] | None) -> tuple[str, ...]:
     ``busy_s``, the seconds of its steps if the CPU computed them."""
     if load is None:
         return ()
-    found = []
+    signs = []
     slowest = max(load["loop_before_s"], load["loop_after_s"])
     if slowest > MAX_SLOWDOWN * load["best_loop_s"]:
-        found.append(
+        signs.append(
             f"contended: the calibration loop took {slowest / load['best_loop_s']:.2f} times the sitting's best"
         )
-    busy = load.get("busy_s")
-    if busy and load["cpu_s"] < MIN_CPU_SHARE * busy:
-        found.append(f"contended: {load['cpu_s'] / busy:.2f} processor seconds per second of steps")
-    return tuple(found)
+    busy_s = load.get("busy_s")
+    if busy_s and load["cpu_s"] < MIN_CPU_SHARE * busy_s:
+        signs.append(f"contended: {load['cpu_s'] / busy_s:.2f} processor seconds per second of steps")
+    return tuple(signs)

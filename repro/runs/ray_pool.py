@@ -70,26 +70,26 @@ def connected(address: str | None, experiments: Iterable[Experiment]) -> Iterato
             # Nobody else may submit work: it listens only on the loopback device, and asks for a token that is in no file.
             settings |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
         stack.enter_context(_environment(settings))
-        how = {} if address is not None else _started_here(stack)
+        options = {} if address is not None else _started_here(stack)
         import ray
 
         if ray.is_initialized():
             raise UserError("pool='ray': this process is connected to a Ray cluster: call ray.shutdown() first")
         stack.callback(ray.shutdown)
-        before = signal.getsignal(signal.SIGTERM)
+        handler = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(
                 address=address or "local",
                 runtime_env={"working_dir": str(code), "env_vars": passed_on(os.environ)},
                 log_to_driver=False,
                 logging_level="CRITICAL",
-                **how,
+                **options,
             )
         except ConnectionError as error:
             raise UserError(f"address={address!r}: no Ray cluster answers there ({_first_line(error)})") from error
         except SystemExit:  # its handler of SIGTERM
-            if callable(before):
-                before(signal.SIGTERM, None)
+            if callable(handler):
+                handler(signal.SIGTERM, None)
             raise
         except Exception as error:
             raise RunError(
@@ -97,7 +97,7 @@ def connected(address: str | None, experiments: Iterable[Experiment]) -> Iterato
             ) from error
         finally:
             if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, before)
+                signal.signal(signal.SIGTERM, handler)
         yield ray
 
 
@@ -105,13 +105,13 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
     """Environment variables for workers: REPRO_* and those that decide numbers. Secrets are left out, because Ray shows variables to anyone
     who can see the cluster. LD_PRELOAD is left out, because each machine has its own. Folders become absolute, because workers have another
     working directory."""
-    found = {
+    env = {
         name: value
         for name, value in environment.items()
         if name.startswith("REPRO_") or (is_numeric(name) and name != "LD_PRELOAD" and not is_secret(name))
     }
     return {
-        name: str(Path(value).resolve()) if name.endswith("_DIR") and value else value for name, value in found.items()
+        name: str(Path(value).resolve()) if name.endswith("_DIR") and value else value for name, value in env.items()
     }
 
 
@@ -127,20 +127,20 @@ def _started_here(stack: ExitStack) -> dict[str, Any]:
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     # A cluster that did not start fully ends only with this process. Ray is imported later, so its exit handler runs before this one.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    how: dict[str, Any] = {"_temp_dir": folder, "_node_ip_address": "127.0.0.1", "include_dashboard": False}
+    options: dict[str, Any] = {"_temp_dir": folder, "_node_ip_address": "127.0.0.1", "include_dashboard": False}
     if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * OBJECT_STORE_BYTES:
-        how["object_store_memory"] = OBJECT_STORE_BYTES
-    return how | {"num_cpus": usable_cores()}
+        options["object_store_memory"] = OBJECT_STORE_BYTES
+    return options | {"num_cpus": usable_cores()}
 
 
 @contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in settings}
+    saved = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in saved.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
@@ -192,36 +192,36 @@ def nodes_of(told: Sequence[Mapping[str, Any]]) -> list[Node]:
     """The nodes from ``ray.nodes()`` that are alive."""
     return [
         Node(
-            id=each["NodeID"],
-            machine=each["NodeManagerHostname"],
-            num_cpus=each["Resources"].get("CPU", 0.0),
-            num_gpus=each["Resources"].get("GPU", 0.0),
-            address=each.get("NodeManagerAddress", ""),
+            id=node["NodeID"],
+            machine=node["NodeManagerHostname"],
+            num_cpus=node["Resources"].get("CPU", 0.0),
+            num_gpus=node["Resources"].get("GPU", 0.0),
+            address=node.get("NodeManagerAddress", ""),
         )
-        for each in told
-        if each["Alive"]
+        for node in told
+        if node["Alive"]
     ]
 
 
 def died(nodes: Sequence[Node], alive: Sequence[Node]) -> str | None:
     """Says as a clause which of the nodes died; None if all are alive."""
-    left = {node.id for node in alive}
-    names = list(dict.fromkeys(node.name for node in nodes if node.id not in left))
+    alive_ids = {node.id for node in alive}
+    names = list(dict.fromkeys(node.name for node in nodes if node.id not in alive_ids))
     return f"{' and '.join(names)} died" if names else None
 
 
 def measuring(nodes: Sequence[Node], num_gpus: int) -> Node:
     """The node to measure runs on: the first by name that is alone on its machine and has the GPUs that the runs need."""
     sharing = Counter(node.machine for node in nodes)
-    able = [node for node in nodes if node.num_cpus >= 1 and node.num_gpus >= num_gpus]
-    if not able:
-        what = f"{num_gpus} GPUs" if num_gpus else "CPUs"
-        raise UserError(f"pool='ray': a measured run needs a node with {what}, and the cluster has none: add one")
-    alone = [node for node in able if sharing[node.machine] == 1]
+    suitable = [node for node in nodes if node.num_cpus >= 1 and node.num_gpus >= num_gpus]
+    if not suitable:
+        resource = f"{num_gpus} GPUs" if num_gpus else "CPUs"
+        raise UserError(f"pool='ray': a measured run needs a node with {resource}, and the cluster has none: add one")
+    alone = [node for node in suitable if sharing[node.machine] == 1]
     if not alone:
         raise UserError(
-            f"pool='ray': a measured run needs a machine to itself, and {sharing[able[0].machine]} nodes of this cluster share "
-            f"{able[0].machine}: measure with --pool local, or start one node a machine"
+            f"pool='ray': a measured run needs a machine to itself, and {sharing[suitable[0].machine]} nodes of this cluster share "
+            f"{suitable[0].machine}: measure with --pool local, or start one node a machine"
         )
     return min(alone, key=lambda node: node.machine)
 
@@ -287,8 +287,8 @@ class RayWorker:
 def refusal(pickled: Sequence[bytes]) -> str | None:
     """Why this node cannot make one of these pickled runs; None if it can make all."""
     try:
-        for each in pickled:
-            pickle.loads(each).check_machine()
+        for run in pickled:
+            pickle.loads(run).check_machine()
     except UserError as error:
         return f"{error} (on {node_name()})"
     return None
@@ -420,8 +420,8 @@ class RayPool:
     def _answered(self, future: Future[Any], node: Node) -> Future[Any]:
         """Waits until the node has answered, and returns the finished future."""
         while wait([future], timeout=PATIENCE_S).not_done:
-            if (gone := died([node], self._nodes())) is not None:
-                raise RunError(f"{gone} before it answered: run the command again")
+            if (death := died([node], self._nodes())) is not None:
+                raise RunError(f"{death} before it answered: run the command again")
             logger.warning("waiting for %s: what is asked of it is not free", node.name)
         return future
 
@@ -461,8 +461,8 @@ class RayPool:
 
 
 def _check_importable(experiments: Sequence[Experiment]) -> None:
-    here = first_held_here(experiments, elsewhere=True)
-    require(here is None, f"pool='ray': {here}")
+    obstacle = first_held_here(experiments, elsewhere=True)
+    require(obstacle is None, f"pool='ray': {obstacle}")
 
 
 class _Actor:
@@ -474,22 +474,20 @@ class _Actor:
 
     def submit(self, experiment: Experiment | None) -> Future[Any]:
         if experiment is None:
-            where: Future[Any] = self._handle.where.remote().future()
-            return where
+            location: Future[Any] = self._handle.where.remote().future()
+            return location
         code = experiment.code
         # The worker checks that it imports the same code as this process.
-        made: Future[Any] = self._handle.make.remote(
-            self._pickled(experiment), code.digest, dict(code.modules)
-        ).future()
-        return made
+        run: Future[Any] = self._handle.make.remote(self._pickled(experiment), code.digest, dict(code.modules)).future()
+        return run
 
     def result(self, future: Future[Any]) -> Any:
-        made = _result(future, self._where)
-        if isinstance(made, str):
-            self._where = made
-        if isinstance(made, Exception):
-            raise made
-        return made
+        outcome = _result(future, self._where)
+        if isinstance(outcome, str):
+            self._where = outcome
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
 
 def _result(future: Future[Any], where: str) -> Any:

@@ -55,13 +55,13 @@ def is_marked(row: Mapping[str, str], mark: str) -> bool:
 
 def columns_in(path: Path, family: str) -> dict[str, tuple[Column, ...]]:
     """The columns of each table of a family, from a CSV file with a row per column."""
-    found: dict[str, tuple[Column, ...]] = {}
+    tables: dict[str, tuple[Column, ...]] = {}
     for row in rows_in(path, family):
         if row["kind"] not in get_args(ColumnKind):
             raise ValueError(f"{path}: kind={row['kind']!r} must be one of {', '.join(get_args(ColumnKind))}")
         column = Column(row["name"], row["kind"], row["meaning"], is_marked(row, "null"))  # type: ignore[arg-type]
-        found[row["table"]] = (*found.get(row["table"], ()), column)
-    return found
+        tables[row["table"]] = (*tables.get(row["table"], ()), column)
+    return tables
 
 
 EVERY = "any"

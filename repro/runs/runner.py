@@ -52,11 +52,11 @@ class Assignment:
         is_shared = any(group is other for other in self._groups.values())
         self._losses[culprit.cell.key] += 1
         is_given_up = self._losses[culprit.cell.key] == MOST_LOSSES
-        again = deque[Experiment]() if is_given_up else deque([culprit])
+        retries = deque[Experiment]() if is_given_up else deque([culprit])
         if not is_shared:
-            again += group
-        if again:
-            self._waiting.appendleft(again)
+            retries += group
+        if retries:
+            self._waiting.appendleft(retries)
         return is_given_up
 
 
@@ -154,9 +154,9 @@ class _Crew:
         return any(experiment is not None for _, experiment in self._in_hand.values())
 
     def _engage(self, place: int) -> None:
-        end = self._stack.enter_context(ExitStack())
-        worker = end.enter_context(self._starts[place]())
-        self._workers[place] = worker, end
+        stack = self._stack.enter_context(ExitStack())
+        worker = stack.enter_context(self._starts[place]())
+        self._workers[place] = worker, stack
         self._in_hand[worker.submit(None)] = place, None
 
     def _hand_over(self, place: int) -> None:

@@ -54,21 +54,21 @@ class Sitting:
         if self.best_s == float("inf"):
             for _ in range(WARM_UP):
                 self._loop()
-        ended, before = self._last
-        if time.monotonic() - ended > FRESH_S or before > MAX_SLOWDOWN * self.best_s:
-            before = self._loop()
-        cpu, wall = self.cpu(), self.wall()
+        ended_s, before_s = self._last
+        if time.monotonic() - ended_s > FRESH_S or before_s > MAX_SLOWDOWN * self.best_s:
+            before_s = self._loop()
+        cpu_s, wall_s = self.cpu(), self.wall()
         result = run()
-        cpu, wall = self.cpu() - cpu, self.wall() - wall
-        after = self._loop()
-        load = Load(cpu_s=cpu, wall_s=wall, loop_before_s=before, loop_after_s=after, best_loop_s=self.best_s)
+        cpu_s, wall_s = self.cpu() - cpu_s, self.wall() - wall_s
+        after_s = self._loop()
+        load = Load(cpu_s=cpu_s, wall_s=wall_s, loop_before_s=before_s, loop_after_s=after_s, best_loop_s=self.best_s)
         return result, load
 
     def _loop(self) -> float:
-        taken = (self.loop or calibration_loop)()
-        self.best_s = min(self.best_s, taken)
-        self._last = time.monotonic(), taken
-        return taken
+        loop_s = (self.loop or calibration_loop)()
+        self.best_s = min(self.best_s, loop_s)
+        self._last = time.monotonic(), loop_s
+        return loop_s
 
 
 def calibration_loop() -> float:
@@ -80,10 +80,10 @@ def calibration_loop() -> float:
 
 def _products() -> float:
     left, right, out = _matrices()
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     for _ in range(_LOOP_REPEATS):
         np.matmul(left, right, out=out)
-    return time.perf_counter() - began
+    return time.perf_counter() - start_s
 
 
 @cache
@@ -108,17 +108,17 @@ def unit_of(experiment: Experiment) -> tuple[str, str, str, int] | None:
 
 def name_of(unit: Sequence[Experiment]) -> str:
     """A file name for a unit, the same whichever of its cells are given. A run without a unit has its own name."""
-    if (found := unit_of(unit[0])) is None:
+    if (key := unit_of(unit[0])) is None:
         return unit[0].cell.folder_name
-    return file_name("_".join(map(str, found)))
+    return file_name("_".join(map(str, key)))
 
 
 def units(experiments: Iterable[Experiment]) -> dict[Unit, list[Experiment]]:
-    found: dict[Unit, list[Experiment]] = {}
+    by_unit: dict[Unit, list[Experiment]] = {}
     for experiment in experiments:
         if (unit := unit_of(experiment)) is not None:
-            found.setdefault(unit, []).append(experiment)
-    return found
+            by_unit.setdefault(unit, []).append(experiment)
+    return by_unit
 
 
 def broken(unit: Sequence[Experiment], stored: Mapping[str, StoredRun]) -> str | None:
@@ -136,7 +136,7 @@ def broken(unit: Sequence[Experiment], stored: Mapping[str, StoredRun]) -> str |
 
 def interleaved(experiments: Sequence[Experiment]) -> list[Experiment]:
     """Orders runs by unit. Within a unit, the systems take turns at each load, and each repeat begins with another system."""
-    order = {unit: place for place, unit in enumerate(dict.fromkeys(map(unit_of, experiments)))}
+    order = {unit: index for index, unit in enumerate(dict.fromkeys(map(unit_of, experiments)))}
     loads: dict[Hashable, int] = {}
     for experiment in experiments:
         loads.setdefault(_load(experiment), len(loads))
@@ -146,19 +146,19 @@ def interleaved(experiments: Sequence[Experiment]) -> list[Experiment]:
         load = -1 if unit is None else loads[_load(experiment)]
         grouped.setdefault((order[unit], load), []).append(experiment)
     result: list[Experiment] = []
-    for (_, load), turn in sorted(grouped.items()):
-        first = 0 if load < 0 else turn[0].cell.seed % len(turn)
-        result += [*turn[first:], *turn[:first]]
+    for (_, load), runs in sorted(grouped.items()):
+        start = 0 if load < 0 else runs[0].cell.seed % len(runs)
+        result += [*runs[start:], *runs[:start]]
     return result
 
 
 def together(experiments: Iterable[Experiment]) -> list[list[Experiment]]:
     """Groups neighbouring runs of the same unit; a run without a unit is a group of its own."""
-    found: list[list[Experiment]] = []
+    groups: list[list[Experiment]] = []
     for unit, neighbours in groupby(experiments, unit_of):
-        members = list(neighbours)
-        found += [[each] for each in members] if unit is None else [members]
-    return found
+        runs = list(neighbours)
+        groups += [[run] for run in runs] if unit is None else [runs]
+    return groups
 
 
 def _load(experiment: Experiment) -> Hashable:
@@ -211,11 +211,11 @@ class UnitLocks:
         if all(self._store.written(experiment.cell) == self._seen[experiment.cell.key] for experiment in unit):
             return unit
         runs = {experiment.cell.key: self._store.find(experiment).run for experiment in unit}
-        found = {key: run for key, run in runs.items() if run is not None}
-        if len(found) < len(unit) or broken(unit, found) is not None:
+        stored = {key: run for key, run in runs.items() if run is not None}
+        if len(stored) < len(unit) or broken(unit, stored) is not None:
             return unit
         for experiment in unit:
-            self._on_reused(experiment, found[experiment.cell.key])
+            self._on_reused(experiment, stored[experiment.cell.key])
         return ()
 
 
@@ -236,13 +236,13 @@ def locked(path: Path, *, wait: bool) -> ExitStack | None:
     except Timeout:
         return None
     except (OSError, NotImplementedError) as error:
-        said = getattr(error, "strerror", None) or str(error)
+        text = getattr(error, "strerror", None) or str(error)
         if not isinstance(error, OSError) or error.errno in _HAS_NO_LOCKS:
-            logger.warning("the file system of %s has no locks (%s): run one sweep at a time in it", path.parent, said)
+            logger.warning("the file system of %s has no locks (%s): run one sweep at a time in it", path.parent, text)
             return stack
-        why = "it is a symbolic link" if error.errno == errno.ELOOP else said
+        reason = "it is a symbolic link" if error.errno == errno.ELOOP else text
         raise RunError(
-            f"{path.name} cannot be locked in {path.parent} ({why}): remove it, or give another --result-dir"
+            f"{path.name} cannot be locked in {path.parent} ({reason}): remove it, or give another --result-dir"
         ) from error
     stack.callback(lock.release)
     return stack

@@ -121,17 +121,17 @@ def crossed_interval(table: Sequence[Sequence[float]], confidence: float = 0.95)
     mean, rows, columns = float(data.mean()), data.mean(axis=1), data.mean(axis=0)
     if min(data.shape) < 2:
         return Interval(mean=mean, half_width=None, n=data.size, confidence=confidence)
-    rest = data - rows[:, None] - columns[None, :] + mean
+    residuals = data - rows[:, None] - columns[None, :] + mean
     free = (num_rows - 1) * (num_columns - 1)
-    left = float((rest**2).sum()) / free
+    residual = float((residuals**2).sum()) / free
     effects = [
-        (float(num * ((found - mean) ** 2).sum()) / (found.size - 1), found.size - 1)
-        for num, found in ((num_columns, rows), (num_rows, columns))
+        (float(num * ((means - mean) ** 2).sum()) / (means.size - 1), means.size - 1)
+        for num, means in ((num_columns, rows), (num_rows, columns))
     ]
-    large = [(square, degrees) for square, degrees in effects if square > left]
+    large = [(square, degrees) for square, degrees in effects if square > residual]
     if len(large) == 2:
-        square = sum(each for each, _ in large) - left
-        spread = sum(each**2 / degrees for each, degrees in (*large, (left, free)))
+        square = sum(effect for effect, _ in large) - residual
+        spread = sum(effect**2 / degrees for effect, degrees in (*large, (residual, free)))
         degrees = max(int(square**2 / spread), min(degrees for _, degrees in large))
     else:
         square, degrees = large[0] if large else (float(((data - mean) ** 2).sum()) / (data.size - 1), data.size - 1)
@@ -149,10 +149,10 @@ def paired_ratio(
     pairs = [(ours[seed], theirs[seed]) for seed in seeds]
     if not pairs or any(a <= 0 or b <= 0 for a, b in pairs):
         above, below = sum(a for a, _ in pairs), sum(b for _, b in pairs)
-        found = Interval(mean=above / below if below else None, half_width=None, n=len(pairs), confidence=confidence)
+        ratio = Interval(mean=above / below if below else None, half_width=None, n=len(pairs), confidence=confidence)
     else:
-        found = from_logarithms(mean_interval([math.log(a / b) for a, b in pairs], confidence))
-    return as_percent(found) if percent else found
+        ratio = from_logarithms(mean_interval([math.log(a / b) for a, b in pairs], confidence))
+    return as_percent(ratio) if percent else ratio
 
 
 def from_logarithms(logs: Interval) -> Interval:
@@ -180,8 +180,8 @@ def decimals(interval: Interval, most: int = 2) -> int:
     half = interval.half_width
     if not half or not math.isfinite(half):
         return most
-    place = math.floor(math.log10(half))
-    return min(most, max(0, (1 if half / 10**place < 4 else 0) - place))
+    exponent = math.floor(math.log10(half))
+    return min(most, max(0, (1 if half / 10**exponent < 4 else 0) - exponent))
 
 
 @functools.cache

@@ -50,8 +50,8 @@ class WallClock:
         return None
 
     def sleep_until(self, time_s: float) -> None:
-        while (left := time_s - self.now()) > 0:
-            time.sleep(left)
+        while (remaining_s := time_s - self.now()) > 0:
+            time.sleep(remaining_s)
 
 
 class VirtualClock:
@@ -153,10 +153,10 @@ def drive_steps(
                 )
             clock.sleep_until(pending[0].arrival_s)
             continue
-        for each in chain((step,), getattr(engine, "ahead", None) or ()):
-            clock.advance(each.duration_s)
+        for executed in chain((step,), getattr(engine, "ahead", None) or ()):
+            clock.advance(executed.duration_s)
             end = clock.now()
-            log.stamp(each, start, end)
+            log.stamp(executed, start, end)
             if on_progress is not None:
                 num_submitted = len(ordered) - len(pending)
                 on_progress(
@@ -172,15 +172,15 @@ def drive_steps(
 def in_arrival_order(requests: Iterable[R]) -> list[R]:
     """The requests sorted by due time. Raises UserError for a repeated id or an invalid time."""
     ordered = sorted(requests, key=lambda request: request.arrival_s)
-    seen: set[int] = set()
+    seen_ids: set[int] = set()
     for request in ordered:
-        if request.request_id in seen:
+        if request.request_id in seen_ids:
             raise UserError(f"request_id={request.request_id} appears twice in the workload: make ids unique")
         if not math.isfinite(request.arrival_s) or request.arrival_s < 0:
             raise UserError(
                 f"arrival_s={request.arrival_s} of request {request.request_id} must be finite and at least 0"
             )
-        seen.add(request.request_id)
+        seen_ids.add(request.request_id)
     return ordered
 
 

@@ -119,8 +119,8 @@ class StoredRun:
     def tokens_per_processor_s(self) -> float | None:
         """Tokens per second of processor time on the requests, without loading and waiting. Other work on the machine hardly changes it.
         None if nothing was measured."""
-        rate, window, spent = (*map(self.summary.get, ("throughput_tok_s", "window_s")), self.facts.get("processor_s"))
-        return rate * window / spent if spent and rate is not None and window else None
+        rate, window, cpu_s = (*map(self.summary.get, ("throughput_tok_s", "window_s")), self.facts.get("processor_s"))
+        return rate * window / cpu_s if cpu_s and rate is not None and window else None
 
     @property
     def num_requests(self) -> int:
@@ -150,22 +150,22 @@ class StoredRun:
 
     @cached_property
     def _made_again(self) -> RunRecord:
-        again = prepare(self.cell.without(BASIS))
-        if again.cell.key == self.cell.key:
-            record = again.run()
+        experiment = prepare(self.cell.without(BASIS))
+        if experiment.cell.key == self.cell.key:
+            record = experiment.run()
             if json_line(SUMMARY, self.family.summarize(record)) == json_line(SUMMARY, self.summary):
                 return record
-        why = f"by other code, {_named(self.other_code)}" if self.other_code else "of other data"
+        origin = f"by other code, {_named(self.other_code)}" if self.other_code else "of other data"
         raise StoreError(
             f"{self.cell.folder_name}: tables of a simulated run are made when they are asked for, and its numbers were made "
-            f"{why}: make it anew with --force"
+            f"{origin}: make it anew with --force"
         )
 
     @property
     def ran(self) -> str | None:
         """The settings that ran or that a search chose, as options; None if the run does not tell."""
-        told = self.facts.get("ran") or self.facts.get("tuned", {}).get("chosen")
-        return options_said(told) if told else None
+        settings = self.facts.get("ran") or self.facts.get("tuned", {}).get("chosen")
+        return options_said(settings) if settings else None
 
     @property
     def code_digest(self) -> str:
@@ -193,10 +193,10 @@ class StoredRun:
 
     @property
     def why_reused(self) -> str:
-        said = f"done: same cell, finished {self.provenance['finished_utc']}"
-        said += f"; other code: {_named(self.other_code)}" if self.other_code else ""
-        said += f"; other machine: {self.other_machine}" if self.other_machine else ""
-        return said if self.validity.valid else f"{said}; INVALID: {'; '.join(self.validity.reasons)}"
+        text = f"done: same cell, finished {self.provenance['finished_utc']}"
+        text += f"; other code: {_named(self.other_code)}" if self.other_code else ""
+        text += f"; other machine: {self.other_machine}" if self.other_machine else ""
+        return text if self.validity.valid else f"{text}; INVALID: {'; '.join(self.validity.reasons)}"
 
     @property
     def obtained(self) -> str:
@@ -221,8 +221,8 @@ def read_run(file: Path, name: str = "run") -> StoredRun:
     content = read_bytes(name, file)
     parts = parts_of(content)
     manifest = part_of(parts, MANIFEST)
-    if (stored := manifest["schema_version"]) != SCHEMA_VERSION:
-        raise StoreError(f"{file.name}: schema {stored} -> {SCHEMA_VERSION}")
+    if (version := manifest["schema_version"]) != SCHEMA_VERSION:
+        raise StoreError(f"{file.name}: schema {version} -> {SCHEMA_VERSION}")
     cell = Cell.from_written(part_of(parts, CELL))
     return _whole(StoredRun(cell, file, manifest, part_of(parts, PROVENANCE), content=content), parts)
 
@@ -275,8 +275,8 @@ class Packed:
 
 def over_repeats(runs: Sequence[StoredRun], metric: str, part: str | None = None) -> Interval:
     """Interval of a metric, or of one part of it, over the valid runs that have it."""
-    found = [run.summary[metric] for run in runs if run.validity.valid]
-    values = found if part is None else [None if value is None else value[part] for value in found]
+    results = [run.summary[metric] for run in runs if run.validity.valid]
+    values = results if part is None else [None if value is None else value[part] for value in results]
     return mean_interval([value for value in values if value is not None])
 
 
@@ -301,18 +301,18 @@ class Store:
     def surely_missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """Cells that have no stored run with any knobs. This lists the folder once, and does not prepare requests."""
         try:
-            held = {name.rpartition("_")[0] for name in os.listdir(self.root) if name.endswith(SUFFIX)}
+            prefixes = {name.rpartition("_")[0] for name in os.listdir(self.root) if name.endswith(SUFFIX)}
         except OSError:
-            held = set()
-        return [cell for cell in cells if cell.folder_prefix not in held]
+            prefixes = set()
+        return [cell for cell in cells if cell.folder_prefix not in prefixes]
 
     def written(self, cell: Cell) -> tuple[int, int] | None:
         """A value that changes each time the cell is stored (inode and time); None if it is not stored."""
         try:
-            found = self.file(cell).stat()
+            status = self.file(cell).stat()
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return status.st_ino, status.st_mtime_ns
 
     def find(self, experiment: Experiment) -> State:
         """Look a run up. It must be this cell's, made by this code and schema, with every byte as it was written."""
@@ -358,8 +358,8 @@ class Store:
         cell, code = experiment.cell, experiment.code
         parts = parts_of(content)
         manifest, provenance = part_of(parts, MANIFEST), part_of(parts, PROVENANCE)
-        if (stored := manifest["schema_version"]) != SCHEMA_VERSION:
-            return State(reason=f"schema {stored} -> {SCHEMA_VERSION}")
+        if (version := manifest["schema_version"]) != SCHEMA_VERSION:
+            return State(reason=f"schema {version} -> {SCHEMA_VERSION}")
         if manifest["key"] != cell.key:
             return State(reason=f"another cell: the file holds {manifest['key']}, not {cell.key}")
         changed = () if manifest["code"]["digest"] == code.digest else code.changed_from(manifest["code"]["modules"])
@@ -367,10 +367,10 @@ class Store:
             return State(reason=f"code changed: {_named(changed)}")
         if code.in_no_file and not self.accept_other_code:
             return State(reason=f"{_named(code.in_no_file)} is in no file: such a run is made again each time")
-        elsewhere = _unlike(manifest.get("machine"), experiment.machine)
-        if elsewhere and not self.accept_other_machine:
-            return State(reason=f"another machine: {elsewhere}")
-        run = _whole(StoredRun(cell, file, manifest, provenance, changed, elsewhere, content), parts)
+        other_machine = _unlike(manifest.get("machine"), experiment.machine)
+        if other_machine and not self.accept_other_machine:
+            return State(reason=f"another machine: {other_machine}")
+        run = _whole(StoredRun(cell, file, manifest, provenance, changed, other_machine, content), parts)
         return State(run=run, reason=run.why_reused)
 
 
@@ -392,10 +392,10 @@ def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any
         "requests": {"num": len(record.requests["request_id"]), "sums": sums},
         "facts": cleaned(record.manifest),
     }
-    kept = family.columns if record.obtained == "measured" else {}
+    tables = family.columns if record.obtained == "measured" else {}
     provenance = cleaned(provenance)
     parts = {CELL: cell.written(), MANIFEST: manifest, SUMMARY: family.summarize(record)}
-    parts |= {name: _told(plain_table(name, record.tables[name], columns)) for name, columns in kept.items()}
+    parts |= {name: _told(plain_table(name, record.tables[name], columns)) for name, columns in tables.items()}
     # Give the provenance as it will be read back.
     return Packed(
         cell=cell,
@@ -413,8 +413,8 @@ def _sum_of(record: RunRecord, name: str) -> list[int]:
     known = values[~np.isnan(values)]
     if np.abs(known).sum() < 2**53:
         return [len(known), int(known.sum())]
-    given = [int(value) for value in record.requests[name] if value is not None]  # too large for a double
-    return [len(given), sum(given)]
+    integers = [int(value) for value in record.requests[name] if value is not None]  # too large for a double
+    return [len(integers), sum(integers)]
 
 
 def _told(table: Table) -> Table:

@@ -84,7 +84,7 @@ class Sweep:
         self.num_cells = len(self._unique)
         measured = {key: experiment for key, experiment in self._unique.items() if experiment.is_measured}
         self._seen = {key: store.written(experiment.cell) for key, experiment in measured.items()}
-        never_known = {name: None for each in self._unique.values() for name in each.code.in_no_file}
+        never_known = {name: None for experiment in self._unique.values() for name in experiment.code.in_no_file}
         if never_known:
             logger.warning("%s: in no file, so that its runs are made again each time", ", ".join(never_known))
         for key, experiment in self._unique.items():
@@ -159,7 +159,7 @@ class Sweep:
         except KeyboardInterrupt:
             making.interrupted()
             raise
-        return [replace(self._outcomes[each.cell.key], cell=each.cell) for each in self.experiments]
+        return [replace(self._outcomes[experiment.cell.key], cell=experiment.cell) for experiment in self.experiments]
 
     @property
     def missing(self) -> list[Cell]:
@@ -176,8 +176,8 @@ class Sweep:
         keys, parts = iter([experiment.cell.key for experiment in self.experiments]), []
         for grid in grids:
             runs = [self._runs.get(next(keys)) for _ in grid]
-            found = [run for run in runs if run is not None]
-            parts.append(found if len(found) == len(runs) else None)
+            stored = [run for run in runs if run is not None]
+            parts.append(stored if len(stored) == len(runs) else None)
         return parts
 
 
@@ -222,5 +222,5 @@ class _Making:
     def interrupted(self) -> None:
         num_failed = sum(outcome.status == "failed" for outcome in self.sweep._outcomes.values())
         num_done, num_left = len(self.sweep._outcomes) - num_failed, self.sweep.num_cells - len(self.sweep._outcomes)
-        said = f"{num_done} cells done, {num_failed} failed, {num_left} left; the same command continues"
-        self.tell("interrupted", None, f"interrupted: {said}")
+        summary = f"{num_done} cells done, {num_failed} failed, {num_left} left; the same command continues"
+        self.tell("interrupted", None, f"interrupted: {summary}")

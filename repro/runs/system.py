@@ -45,8 +45,8 @@ class FreeSetting(NamedTuple):
 
     def among(self, cell: Cell) -> tuple[Setting, ...]:
         """The values it may take in a cell; empty if the cell sets it itself."""
-        more = () if self.settings_of is None else self.settings_of(cell)
-        settings = (*self.settings, *more)
+        extra = () if self.settings_of is None else self.settings_of(cell)
+        settings = (*self.settings, *extra)
         if self.where == CARDS:
             return _left_free(settings, cell.asked)
         if {name for setting in settings for name in setting} & set(cell.asked):
@@ -56,21 +56,21 @@ class FreeSetting(NamedTuple):
     @property
     def said(self) -> tuple[str, ...]:
         """Each setting in words."""
-        more = () if self.settings_of is None else (" ".join((self.settings_of.__doc__ or "").split()),)
+        extra = () if self.settings_of is None else (" ".join((self.settings_of.__doc__ or "").split()),)
         return (
-            *(" ".join(f"{name}={_written(value)}" for name, value in each.items()) for each in self.settings),
-            *more,
+            *(" ".join(f"{name}={_written(value)}" for name, value in setting.items()) for setting in self.settings),
+            *extra,
         )
 
 
 def _left_free(settings: Sequence[Mapping[str, Scalar]], given: Mapping[str, Scalar]) -> tuple[Setting, ...]:
     """The parts of these settings that a user has not given. A setting is left out if its first knob, its kind, has another value."""
-    found: dict[Setting, None] = {}
+    remaining: dict[Setting, None] = {}
     for setting in settings:
         kind, value = next(iter(setting.items()))
         if given.get(kind, value) == value:
-            found[tuple(pair for pair in setting.items() if pair[0] not in given)] = None
-    return tuple(each for each in found if each)
+            remaining[tuple(pair for pair in setting.items() if pair[0] not in given)] = None
+    return tuple(setting for setting in remaining if setting)
 
 
 def _written(value: Scalar) -> str:
@@ -83,10 +83,10 @@ def setting_said(setting: Setting) -> str:
 
 def options_said(settings: Mapping[str, Scalar]) -> str:
     """Settings as options of ``repro bench``, quoted for a shell."""
-    named = {name: _written(settings[name]) for name in sorted(settings)}
-    model = named.pop("model", None)
+    texts = {name: _written(settings[name]) for name in sorted(settings)}
+    model = texts.pop("model", None)
     words = [] if model is None else ["--model", shlex.quote(model)]
-    return " ".join([*words, *(f"--knob {shlex.quote(f'{name}={value}')}" for name, value in named.items())])
+    return " ".join([*words, *(f"--knob {shlex.quote(f'{name}={value}')}" for name, value in texts.items())])
 
 
 @cache
@@ -108,14 +108,14 @@ def free_settings(of: str) -> tuple[FreeSetting, ...]:
 
 
 def _setting(text: str) -> dict[str, Scalar]:
-    found: dict[str, Scalar] = {}
+    setting: dict[str, Scalar] = {}
     for word in text.split():
         name, _, value = word.partition("=")
         try:
-            found[name] = json.loads(value)
+            setting[name] = json.loads(value)
         except ValueError:
-            found[name] = value
-    return found
+            setting[name] = value
+    return setting
 
 
 if TYPE_CHECKING:
@@ -222,8 +222,8 @@ class Registry(Generic[T]):
         """Return the entry of a name. Raises UserError for an unknown or invalid name, or if the module lacks the attribute."""
         if not isinstance(name, str):
             raise UserError(f"{self.kind}={name!r} must be a name: use one of {', '.join(self)}, or module:NAME")
-        where = self._entries.get(name) or self._moved.get(name) or where_of(self.kind, name, self)
-        return cast(T, load_named(self.kind, where, having=self._having))
+        target = self._entries.get(name) or self._moved.get(name) or where_of(self.kind, name, self)
+        return cast(T, load_named(self.kind, target, having=self._having))
 
 
 class _Systems(Registry[System]):
@@ -236,8 +236,8 @@ class _Systems(Registry[System]):
 
 @cache
 def _made(kind: str, where: str) -> System:
-    found: System = load_named("system", kind)(load_named("system", where))
-    return found
+    system: System = load_named("system", kind)(load_named("system", where))
+    return system
 
 
 SYSTEMS = _Systems(
@@ -255,10 +255,10 @@ def settings_of(name: str) -> tuple[type, ...]:
 
 def free_of(name: str, where: str = PAPER) -> tuple[FreeSetting, ...]:
     """The settings of a system that no source prints, or on ``CARDS`` those that a user may choose; empty if it names none."""
-    return tuple(each for each in getattr(SYSTEMS.get(name), "free", ()) if each.where in ("", where))
+    return tuple(setting for setting in getattr(SYSTEMS.get(name), "free", ()) if setting.where in ("", where))
 
 
 def default_dataset(name: str, platform: Any) -> str:
     """The data set that a system serves on a platform if the user names none."""
-    own = getattr(SYSTEMS.get(name), "default_dataset", None)
-    return "osc" if own is None else str(own(platform))
+    default = getattr(SYSTEMS.get(name), "default_dataset", None)
+    return "osc" if default is None else str(default(platform))

@@ -50,7 +50,7 @@ class Tuned:
 
     @property
     def basis(self) -> str:
-        free = [(each.what, each.said) for each in free_of(self.cell.system, place_of(self.cell))]
+        free = [(setting.what, setting.said) for setting in free_of(self.cell.system, place_of(self.cell))]
         text = repr((self.default.basis, free, CANDIDATES, TRIALS, TUNING_SEED))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -70,13 +70,13 @@ class Tuned:
         self.default.check_machine()
 
     def run(self, workload: Any, on_progress: OnProgress | None = None) -> RunRecord:
-        found = searched(self.cell.with_seed(0))
-        deployment, _ = _with(self.cell, found.chosen)
+        result = searched(self.cell.with_seed(0))
+        deployment, _ = _with(self.cell, result.chosen)
         record = deployment.run(workload, on_progress)
-        told = {"chosen": dict(found.chosen), "candidates": found.num_candidates, "trials": found.num_trials}
-        if found.next_best is not None:
-            told["next_best"] = {"setting": dict(found.next_best), "scores": [*map(list, found.scores)]}
-        return record.with_manifest(facts={**record.facts, "tuned": told})
+        facts = {"chosen": dict(result.chosen), "candidates": result.num_candidates, "trials": result.num_trials}
+        if result.next_best is not None:
+            facts["next_best"] = {"setting": dict(result.next_best), "scores": [*map(list, result.scores)]}
+        return record.with_manifest(facts={**record.facts, "tuned": facts})
 
 
 class SearchResult(NamedTuple):
@@ -113,15 +113,15 @@ class Space(NamedTuple):
 
     def joint(self, most: int) -> Iterator[Choices]:
         """All combinations of the first ``most`` axes without a default, such as deployments with their steps; first settings elsewhere."""
-        taken = [place for place, axis in enumerate(self.axes) if () not in axis][:most]
-        return product(*(axis if place in taken else axis[:1] for place, axis in enumerate(self.axes)))
+        combined = [index for index, axis in enumerate(self.axes) if () not in axis][:most]
+        return product(*(axis if index in combined else axis[:1] for index, axis in enumerate(self.axes)))
 
     def around(self, choices: Choices) -> Iterator[Choices]:
         """The combinations that differ in one choice."""
-        for place, axis in enumerate(self.axes):
+        for index, axis in enumerate(self.axes):
             for setting in axis:
-                if setting != choices[place]:
-                    yield (*choices[:place], setting, *choices[place + 1 :])
+                if setting != choices[index]:
+                    yield (*choices[:index], setting, *choices[index + 1 :])
 
 
 def flat(choices: Choices) -> Setting:
@@ -131,16 +131,16 @@ def flat(choices: Choices) -> Setting:
 def axes_of(cell: Cell, *without: str) -> tuple[tuple[Setting, ...], ...]:
     """The settings that a user may choose in a cell, without the axes of these names."""
     axes = []
-    for each in free_of(cell.system, CARDS):
-        settings = () if each.what in without else each.among(cell)
+    for free in free_of(cell.system, CARDS):
+        settings = () if free.what in without else free.among(cell)
         if settings:
-            axes.append(((), *settings) if each.has_default else settings)
+            axes.append(((), *settings) if free.has_default else settings)
     return tuple(axes)
 
 
 def place_of(cell: Cell) -> str:
-    told = getattr(SYSTEMS.get(cell.system), "place_of", None)
-    return PAPER if told is None else str(told(cell))
+    find_place = getattr(SYSTEMS.get(cell.system), "place_of", None)
+    return PAPER if find_place is None else str(find_place(cell))
 
 
 def settled(
@@ -157,16 +157,16 @@ def settled(
     tried: set[Choices] = set()
 
     def better(some: Iterable[Choices], best: T | None) -> T | None:
-        new = [each for each in dict.fromkeys(some) if each not in tried and is_possible(each)]
-        tried.update(new)
-        return race(new, best) if new else best
+        untried = [choices for choices in dict.fromkeys(some) if choices not in tried and is_possible(choices)]
+        tried.update(untried)
+        return race(untried, best) if untried else best
 
     best = better(space.joint(joint), None)
     while best is not None:
-        found = better([each for base in likely()[:beam] for each in space.around(base)], best)
-        if found == best:
+        winner = better([choices for base in likely()[:beam] for choices in space.around(base)], best)
+        if winner == best:
             break
-        best = found
+        best = winner
     return best
 
 
@@ -192,21 +192,21 @@ def tuned(system: System, cell: Cell) -> tuple[Any, Any]:
 def held(cells: Sequence[Cell], varied: Collection[str], say: Callable[[str], object]) -> list[Cell]:
     """Return the cells with searched settings. Cells that differ only in ``varied`` knobs share one search, so a table about a knob varies
     only that knob. ``say`` is called before each search starts."""
-    found: dict[Cell, Setting] = {}
-    made = []
+    chosen: dict[Cell, Setting] = {}
+    results = []
     for cell in cells:
-        bare = replace(cell.with_seed(0), figure=None)
+        base = replace(cell.with_seed(0), figure=None)
         for name in varied:
-            bare = bare.without(name)
-        search = search_of(bare) if len(bare.knobs) < len(cell.knobs) else None
-        if search is not None and bare not in found:
+            base = base.without(name)
+        search = search_of(base) if len(base.knobs) < len(cell.knobs) else None
+        if search is not None and base not in chosen:
             say(f"{search_said(search)}, once for all values of {', '.join(varied)}")
-            found[bare] = searched(search).chosen
-        given = {name: value for name, value in cell.knobs if value not in (SEARCH, None) or name not in (TUNE, LAYOUT)}
-        knobs = {name: value for name, value in found.get(bare, ()) if name not in varied} | given
-        again = replace(cell, knobs=tuple(knobs.items()))
-        made.append(again if bare in found and is_possible(again, ()) else cell)
-    return made
+            chosen[base] = searched(search).chosen
+        fixed = {name: value for name, value in cell.knobs if value not in (SEARCH, None) or name not in (TUNE, LAYOUT)}
+        knobs = {name: value for name, value in chosen.get(base, ()) if name not in varied} | fixed
+        filled = replace(cell, knobs=tuple(knobs.items()))
+        results.append(filled if base in chosen and is_possible(filled, ()) else cell)
+    return results
 
 
 def search_of(cell: Cell) -> Cell | None:
@@ -250,23 +250,23 @@ def searched(cell: Cell) -> SearchResult:
     @cache
     def trial(setting: Setting, sample: int) -> Score:
         seeded = cell.with_seed(TUNING_SEED + sample)
-        again = None if reseeded is None else reseeded(first(setting)[0], _having(seeded, setting))
-        deployment, workload = _with(seeded, setting) if again is None else again
+        reused = None if reseeded is None else reseeded(first(setting)[0], _having(seeded, setting))
+        deployment, workload = _with(seeded, setting) if reused is None else reused
         return score(deployment.run(workload))
 
     if place_of(cell) == PAPER:
-        tried = candidates(cell)
-        return SearchResult(halved(tried, trial), len(tried), trial.cache_info().currsize)
-    made: dict[Choices, list[Score]] = {}
+        settings = candidates(cell)
+        return SearchResult(halved(settings, trial), len(settings), trial.cache_info().currsize)
+    scores_of: dict[Choices, list[Score]] = {}
 
     def noted(choices: Choices, sample: int) -> Score:
-        found = trial(flat(choices), sample)
-        if sample == len(of := made.setdefault(choices, [])):
-            of.append(found)
-        return found
+        result = trial(flat(choices), sample)
+        if sample == len(earlier := scores_of.setdefault(choices, [])):
+            earlier.append(result)
+        return result
 
     def likely() -> list[Choices]:
-        return sorted(made, key=lambda each: (-len(made[each]), _mean(made[each])))
+        return sorted(scores_of, key=lambda each: (-len(scores_of[each]), _mean(scores_of[each])))
 
     space = Space(axes_of(cell))
 
@@ -276,26 +276,26 @@ def searched(cell: Cell) -> SearchResult:
     best = settled(space, lambda each: is_possible(cell, flat(each)), race, likely)
     require(best is not None, f"tune: no setting of system={cell.system!r} is possible here, give deployment=...")
     assert best is not None
-    others = [each for each in likely() if each != best]
+    others = [choices for choices in likely() if choices != best]
     if not others:
         return SearchResult(flat(best), 1, 0)
-    both = made[best], made[others[0]]
-    scores = tuple(_mean(each[: min(map(len, both))]) for each in both)
-    return SearchResult(flat(best), len(made), trial.cache_info().currsize, flat(others[0]), scores)
+    both = scores_of[best], scores_of[others[0]]
+    scores = tuple(_mean(series[: min(map(len, both))]) for series in both)
+    return SearchResult(flat(best), len(scores_of), trial.cache_info().currsize, flat(others[0]), scores)
 
 
 def candidates(cell: Cell) -> list[Setting]:
     """Candidates, as many as a power of two: the defaults, then random combinations of settings that are free and possible in this cell."""
     axes = [
-        [*([()] if each.has_default else []), *(setting for setting in each.among(cell) if is_possible(cell, setting))]
+        [*([()] if free.has_default else []), *(setting for setting in free.among(cell) if is_possible(cell, setting))]
         or [()]
-        for each in free_of(cell.system)
+        for free in free_of(cell.system)
     ]
     default, *others = (tuple(pair for part in parts for pair in part) for parts in product(*axes))
     random.Random(0).shuffle(others)
-    drawn = islice((each for each in others if is_possible(cell, each)), CANDIDATES - 1)
-    found = [default, *drawn]
-    return found[: 1 << len(found).bit_length() - 1]
+    drawn = islice((setting for setting in others if is_possible(cell, setting)), CANDIDATES - 1)
+    settings = [default, *drawn]
+    return settings[: 1 << len(settings).bit_length() - 1]
 
 
 def halved(tried: Sequence[T], trial: Callable[[T, int], Score], trials: int = TRIALS) -> T:
@@ -303,13 +303,13 @@ def halved(tried: Sequence[T], trial: Callable[[T, int], Score], trials: int = T
     to all, and then drops half. The first of equal candidates wins."""
     alive = list(range(len(tried)))
     scores: dict[int, list[Score]] = {index: [] for index in alive}
-    left, sample = trials, 0
+    num_left, sample = trials, 0
     while len(alive) > 1:
         # The last round takes all trials that are left.
-        num = max(1, (left if len(alive) == 2 else min(left, CANDIDATES)) // len(alive))
+        num = max(1, (num_left if len(alive) == 2 else min(num_left, CANDIDATES)) // len(alive))
         for index in alive:
             scores[index] += [trial(tried[index], sample + turn) for turn in range(num)]
-        left, sample = left - num * len(alive), sample + num
+        num_left, sample = num_left - num * len(alive), sample + num
         alive = sorted(sorted(alive, key=lambda index: _mean(scores[index]))[: len(alive) // 2])
     return tried[alive[0]]
 
