@@ -98,7 +98,7 @@ def variants_of(name: str, view: View) -> tuple[Variant, ...]:
 def rungs(view: View) -> tuple[Variant, ...]:
     """The ladder, without the rung for static batching if the first rung already has batches."""
     has_batches = view.reading != "published"
-    return tuple(each for each in LADDER if not (has_batches and "reading" in dict(each.knobs)))
+    return tuple(variant for variant in LADDER if not (has_batches and "reading" in dict(variant.knobs)))
 
 
 def paired_cells(

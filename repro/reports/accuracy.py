@@ -85,7 +85,7 @@ def accuracies(path: Path = paths.ACCURACY) -> Table:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["is_strict"] == "false"]
-        found = {
+        table = {
             (row["contender"], row["rule"], row["task"]): Solved(
                 share=float(row["accuracy"]), low=float(row["low"]), high=float(row["high"]), n=int(row["n"])
             )
@@ -95,30 +95,30 @@ def accuracies(path: Path = paths.ACCURACY) -> Table:
         raise UserError(
             f"{path} holds no accuracies ({type(error).__name__}): make it by 'repro reproduce accuracy --out-dir {path.parent}'"
         ) from error
-    return found
+    return table
 
 
 def solved_by(configuration: Configuration, task: str, table: Table | None = None) -> Solved | None:
-    found = accuracies() if table is None else table
-    return found.get((configuration.contender, configuration.rule, task))
+    solved = accuracies() if table is None else table
+    return solved.get((configuration.contender, configuration.rule, task))
 
 
 def is_dense(configuration: Configuration, table: Table | None = None) -> bool:
     """Whether the configuration solves, in every task, at least the lower end of dense's interval."""
-    found = accuracies() if table is None else table
+    solved = accuracies() if table is None else table
     for task in TASKS:
-        own, dense = solved_by(configuration, task, found), found.get((DENSE, "no cache", task))
-        if own is None or dense is None or own.share < dense.low:
+        ours, dense = solved_by(configuration, task, solved), solved.get((DENSE, "no cache", task))
+        if ours is None or dense is None or ours.share < dense.low:
             return False
     return True
 
 
 def at_dense_accuracy(contender: str, table: Table | None = None) -> Configuration:
     """The contender's configuration that keeps least among those that answer like the model without a cache."""
-    own = [each for each in CONFIGURATIONS if each.contender == contender]
-    for each in own:
-        if is_dense(each, table):
-            return each
+    candidates = [config for config in CONFIGURATIONS if config.contender == contender]
+    for config in candidates:
+        if is_dense(config, table):
+            return config
     raise UserError(
         f"contender={contender!r} has no configuration within the interval of dense: add one to CONFIGURATIONS"
     )
@@ -126,9 +126,9 @@ def at_dense_accuracy(contender: str, table: Table | None = None) -> Configurati
 
 def configuration_of(system: str, knobs: Mapping[str, Scalar]) -> Configuration | None:
     """The configuration of a run's knobs, if its accuracy was measured; else None."""
-    asked = {name: value for name, value in knobs.items() if name in _DECIDING}
-    usual: dict[str, Scalar] = {"retention_ratio": 0.5} if system in ("dllm-serve", "sparse-dllm") else {}
-    if asked.get("refresh_delay") == 1:
-        del asked["refresh_delay"]
-    wanted = {**usual, **asked}
-    return next((each for each in CONFIGURATIONS if each.system == system and dict(each.knobs) == wanted), None)
+    deciding = {name: value for name, value in knobs.items() if name in _DECIDING}
+    defaults: dict[str, Scalar] = {"retention_ratio": 0.5} if system in ("dllm-serve", "sparse-dllm") else {}
+    if deciding.get("refresh_delay") == 1:
+        del deciding["refresh_delay"]
+    wanted = {**defaults, **deciding}
+    return next((config for config in CONFIGURATIONS if config.system == system and dict(config.knobs) == wanted), None)

@@ -65,38 +65,38 @@ def read_costs(path: Path) -> dict[str, Cost]:
         f"results={str(path.parent)!r} has no {path.name}, which says what commands cost: give the repository's",
     )
     rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines(), strict=True)
-    kinds = {each.name: each.type for each in fields(Cost)}
+    kinds = {field.name: field.type for field in fields(Cost)}
     return {row["command"]: Cost(**{name: kinds[name](text) for name, text in row.items()}) for row in rows}  # type: ignore[operator]
 
 
 def costs_csv(costs: Sequence[Cost]) -> str:
-    return csv_text([each.name for each in fields(Cost)], map(astuple, costs))
+    return csv_text([field.name for field in fields(Cost)], map(astuple, costs))
 
 
 def spend(command: str, *more: str) -> Cost:
     """Run a command of the guide quietly and return its cost. Raises RunError with its last line if it fails."""
     words = [sys.executable, "-m", "repro", *shlex.split(command)[1:], *more]
-    began = time.perf_counter()
-    with TemporaryFile() as said:
-        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=said)
+    start_s = time.perf_counter()
+    with TemporaryFile() as stderr:
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=stderr)
         try:
             _, status, usage = os.wait4(process.pid, 0)
         except BaseException:
             process.wait()  # an interrupt reached it too
             raise
-        wall_s, code = time.perf_counter() - began, os.waitstatus_to_exitcode(status)
+        wall_s, code = time.perf_counter() - start_s, os.waitstatus_to_exitcode(status)
         process.returncode = code
         if code:
-            said.seek(0)
-            *_, last = [f"exit code {code}", *said.read().decode(errors="replace").splitlines()]
+            stderr.seek(0)
+            *_, last = [f"exit code {code}", *stderr.read().decode(errors="replace").splitlines()]
             raise RunError(f"{command}: {last.removeprefix('error: ')}")
-    here = machine_identity("cpu")
+    machine = machine_identity("cpu")
     return Cost(
         command=command,
         wall_s=round(wall_s, 1),
         processor_s=round(usage.ru_utime + usage.ru_stime, 1),
         memory_bytes=usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
-        processor=f"{here['cpu']}, {here['cores']} core{'s' * (here['cores'] != 1)}",
+        processor=f"{machine['cpu']}, {machine['cores']} core{'s' * (machine['cores'] != 1)}",
     )
 
 
@@ -110,23 +110,23 @@ def committed(root: Path = RESULTS) -> Iterator[tuple[str, Judged]]:
         command_of = {row["id"]: row["command"] for row in rows}
         flips = read_flips(paper.name, root)
         for each in judged_again(read_claims(paper.claims, paper.name), rows, flips):
-            own = f"repro claims --paper {paper.name}" if each.finding is not None else ""
-            yield command_of[each.claim.id] or own, each
+            fallback = f"repro claims --paper {paper.name}" if each.finding is not None else ""
+            yield command_of[each.claim.id] or fallback, each
 
 
 def commands(tier: TierName, root: Path = RESULTS) -> dict[str, TierName]:
     """A tier's commands in order, each with the shortest tier that contains it."""
     declared: Mapping[TierName, Sequence[str]] = read_yaml(Path(__file__).with_suffix(".yaml"))
-    found: dict[str, TierName] = {}
+    tiers: dict[str, TierName] = {}
     for name in TIERS:
-        for each in declared[name]:
-            found.setdefault(each, name)
+        for command in declared[name]:
+            tiers.setdefault(command, name)
         if name == tier:
             break
     if tier == "all":
         alone = [part for command, _ in committed(root) for part in command.split(" && ") if part]
-        found |= {each: "all" for each in alone if each not in found}
-    return found
+        tiers |= {command: "all" for command in alone if command not in tiers}
+    return tiers
 
 
 def _row(command: str, each: Judged) -> dict[str, str]:
@@ -156,9 +156,9 @@ def written_by(command: str) -> tuple[str, str]:
     if words[0] == "truth":
         return "servers that others measured", "results/figures/truth/truth.csv"
     entry = figure(words[0])
-    places = [words[i + 1] for i, word in enumerate(words) if word == "--platform"] or entry.load().platforms
+    names = [words[i + 1] for i, word in enumerate(words) if word == "--platform"] or entry.load().platforms
     paper, _, bare = entry.name.partition("/")
-    stems = [View(platform=where, reading=default_reading(where)).stem for where in map(platform, places)]
+    stems = [View(platform=target, reading=default_reading(target)).stem for target in map(platform, names)]
     return entry.title, " ".join(f"results/figures/{paper}/{bare}-{stem}.csv" for stem in stems)
 
 
@@ -188,32 +188,32 @@ def time_said(seconds: float) -> str:
 def _sums(found: Sequence[Step], whole: Mapping[str, Cost]) -> Iterator[dict[str, Any]]:
     """A row for each tier: its number of commands and claims, and its cost. ``whole`` holds costs of tiers that ran as one command."""
     names = get_args(TierName)
-    for at, name in enumerate(names):
-        own = [each for each in found if each.tier in names[: at + 1]]
-        costs = [each.cost for each in own if each.cost is not None]
+    for index, name in enumerate(names):
+        tier_steps = [step for step in found if step.tier in names[: index + 1]]
+        costs = [step.cost for step in tier_steps if step.cost is not None]
         yield {
             "name": name,
             "meant": TIERS[name],
-            "commands": len(own),
-            "claims": sum(len(each.claims) for each in own),
-            "processor_s": sum(each.processor_s for each in costs),
+            "commands": len(tier_steps),
+            "claims": sum(len(step.claims) for step in tier_steps),
+            "processor_s": sum(cost.processor_s for cost in costs),
             "whole": whole.get(f"repro reproduce --tier {name}"),
-            "without_cost": len(own) - len(costs),
-            "memory_bytes": max((each.memory_bytes for each in costs), default=0),
+            "without_cost": len(tier_steps) - len(costs),
+            "memory_bytes": max((cost.memory_bytes for cost in costs), default=0),
         }
 
 
 def guide(root: Path = RESULTS) -> str:
     import jinja2
 
-    made = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
-    made.filters |= {"time": time_said, "cell": lambda text: re.sub(r"\s+", " ", text).replace("|", "\\|")}
-    found = steps(root)
-    left = [_row("", each) for command, each in committed(root) if not command]
-    processors = sorted({each.cost.processor for each in found if each.cost is not None})
-    template = made.get_template("artifact.md")
+    environment.filters |= {"time": time_said, "cell": lambda text: re.sub(r"\s+", " ", text).replace("|", "\\|")}
+    all_steps = steps(root)
+    rows = [_row("", each) for command, each in committed(root) if not command]
+    processors = sorted({step.cost.processor for step in all_steps if step.cost is not None})
+    template = environment.get_template("artifact.md")
     return template.render(
-        tiers=[*_sums(found, read_costs(root / "costs.csv"))], steps=found, left=left, processors=processors
+        tiers=[*_sums(all_steps, read_costs(root / "costs.csv"))], steps=all_steps, left=rows, processors=processors
     )

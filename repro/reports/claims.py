@@ -122,10 +122,10 @@ def judge_all(claims: Sequence[Claim], findings: Iterable[Finding], flips: Flips
         return each if missed is None else replace(each, verdict="not reproduced", reason=reason)
 
     for _ in judged:  # as long as one follows from another that was settled
-        found = {name: settled(each) for name, each in verdicts.items()}
-        if found == verdicts:
+        updated = {name: settled(each) for name, each in verdicts.items()}
+        if updated == verdicts:
             break
-        verdicts = found
+        verdicts = updated
     return list(verdicts.values())
 
 
@@ -148,20 +148,20 @@ def _judged_by_place(claim: Claim, findings: Sequence[Finding]) -> Judged:
     by_place: dict[str, list[Finding]] = {}
     for finding in findings:
         by_place.setdefault(finding.place, []).append(finding)
-    first, *others = [judge(claim, own) for own in by_place.values()] or [judge(claim)]
+    first, *others = [judge(claim, group) for group in by_place.values()] or [judge(claim)]
     places = dict(zip(by_place, (first, *others), strict=False))
     if not others or first.finding is None:
         return first
     scalars = {place: each.finding.value for place, each in places.items() if each.finding is not None}
     readings = tuple((place, value) for place, value in scalars.items() if isinstance(value, float))
-    again = judge(claim, [replace(first.finding, readings=(*first.finding.readings, *readings))])
-    if again.verdict != first.verdict or all(each.verdict != _OPPOSITE.get(first.verdict) for each in others):
-        return again
+    merged = judge(claim, [replace(first.finding, readings=(*first.finding.readings, *readings))])
+    if merged.verdict != first.verdict or all(each.verdict != _OPPOSITE.get(first.verdict) for each in others):
+        return merged
     holds, fails = (
         ", ".join(place for place, each in places.items() if (each.verdict == "reproduced") == is_met)
         for is_met in (True, False)
     )
-    return replace(again, verdict="undecided by reading", reason=f"holds with {holds}; not with {fails}")
+    return replace(merged, verdict="undecided by reading", reason=f"holds with {holds}; not with {fails}")
 
 
 def judge(claim: Claim, findings: Sequence[Finding] = ()) -> Judged:
@@ -190,8 +190,8 @@ def judge(claim: Claim, findings: Sequence[Finding] = ()) -> Judged:
         return judged("not run", f"no stored runs of {', '.join(missing)}")
     faults = _faults(claim, finding)
     error = _error_percent(claim, finding)
-    if (open_ := _undecided(claim, finding, not faults)) is not None:
-        return judged("undecided by reading", open_, error)
+    if (undecided := _undecided(claim, finding, not faults)) is not None:
+        return judged("undecided by reading", undecided, error)
     if faults:
         sentence = "; ".join([*faults[:2], *([f"and {len(faults) - 2} more"] if len(faults) > 2 else [])])
         return judged("not reproduced", sentence if claim.gap is None else f"{sentence}: {claim.gap}", error)
@@ -205,9 +205,9 @@ def count(judged: Iterable[Judged]) -> Mapping[Verdict, int]:
 
 
 def count_by_role(judged: Iterable[Judged]) -> Mapping[Role, Mapping[Verdict, int]]:
-    kept = list(judged)
-    own = {role: count(each for each in kept if each.role == role) for role in reversed(ROLES)}
-    return {role: counts for role, counts in own.items() if counts}
+    judgements = list(judged)
+    by_role = {role: count(each for each in judgements if each.role == role) for role in reversed(ROLES)}
+    return {role: counts for role, counts in by_role.items() if counts}
 
 
 def facts(judged: Iterable[Judged]) -> list[Judged]:
@@ -227,10 +227,10 @@ def count_facts(judged: Sequence[Judged]) -> Mapping[Role, Mapping[Verdict, int]
 
 def _merged(claim: Claim, findings: Sequence[Finding]) -> Finding | None:
     """The first comparable finding. If the claim covers several data sets or cards, findings of different ones are joined."""
-    kept = [finding for finding in findings if finding.comparable] or list(findings)
-    if not kept:
+    usable = [finding for finding in findings if finding.comparable] or list(findings)
+    if not usable:
         return None
-    first, *others = kept
+    first, *others = usable
     if not claim.of or not first.of:
         return first
     for other in others:
@@ -240,7 +240,7 @@ def _merged(claim: Claim, findings: Sequence[Finding]) -> Finding | None:
 
 
 def _joined(a: Finding, b: Finding) -> Finding:
-    commands = dict.fromkeys(each.command for each in (a, b) if each.command is not None)
+    commands = dict.fromkeys(finding.command for finding in (a, b) if finding.command is not None)
     return Finding(
         claim=a.claim,
         value=a.values + b.values,
@@ -353,11 +353,11 @@ def _within(claim: Claim, expected: float, value: float) -> bool:
 
 def _off(claim: Claim, expected: float, value: float, label: str | None) -> str:
     unit = f" {claim.expected.unit}" if claim.expected.unit not in (None, "x", "bool", "rank") else ""
-    where = f"{label} " if label else ""
-    off = (
+    prefix = f"{label} " if label else ""
+    deviation = (
         "" if not expected else f", {100 * abs(value / expected - 1):.0f} % {'above' if value > expected else 'below'}"
     )
-    return f"{where}{value:.4g} for {expected:.4g}{unit}{off} ({allowed(claim)})"
+    return f"{prefix}{value:.4g} for {expected:.4g}{unit}{deviation} ({allowed(claim)})"
 
 
 def allowed(claim: Claim) -> str:

@@ -47,7 +47,7 @@ COLUMNS = tuple(_ROW)
 
 def as_row(each: Judged) -> dict[str, Any]:
     """A judged claim as a row. Lists stay lists; ``command`` makes the runs behind the numbers."""
-    return {name: of(each) for name, of in _ROW.items()}
+    return {name: value_of(each) for name, value_of in _ROW.items()}
 
 
 def as_csv(judged: Sequence[Judged]) -> str:
@@ -78,8 +78,8 @@ def judged_again(
 ) -> list[Judged]:
     """Judge the findings in the rows again, by the claims as they are stated now."""
     by_id = {row["id"]: row for row in rows}
-    found = [(claim, by_id[claim.id]) for claim in claims]
-    return judge_all(claims, [finding_of(claim, row) for claim, row in found if row["ours"]], flips)
+    pairs = [(claim, by_id[claim.id]) for claim in claims]
+    return judge_all(claims, [finding_of(claim, row) for claim, row in pairs if row["ours"]], flips)
 
 
 def finding_of(claim: Claim, row: Mapping[str, str]) -> Finding:
@@ -122,12 +122,12 @@ def value_said(value: float | tuple[float, ...] | None, unit: str | None) -> str
     if value is None:
         return "ordering"
     values = value if isinstance(value, tuple) else (value,)
-    units = [each.strip() for each in re.split("[,;]", (unit or "").partition(" (")[0])]
+    units = [part.strip() for part in re.split("[,;]", (unit or "").partition(" (")[0])]
     if len(units) == len(values):
-        return ", ".join(_number(one, each) for one, each in zip(values, units, strict=True))
+        return ", ".join(_number(number, label) for number, label in zip(values, units, strict=True))
     if len(set(values)) == 1:
         return _number(values[0], units[0])
-    *first, last = (f"{one:.4g}" for one in values)
+    *first, last = (f"{number:.4g}" for number in values)
     return (" to " if len(values) == 2 else ", ").join([*first, f"{last} {units[0]}".strip()])
 
 
@@ -166,14 +166,14 @@ def read_flips(paper: str, root: Path = RESULTS) -> Flips:
     path = flips_path(paper, root)
     if not path.is_file():
         return {}
-    found: dict[str, tuple[Flip, ...]] = {}
+    flips: dict[str, tuple[Flip, ...]] = {}
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file, strict=True):
-                each = Flip(**row)  # type: ignore[arg-type]
-                found[each.claim] = (*found.get(each.claim, ()), each)
+                flip = Flip(**row)  # type: ignore[arg-type]
+                flips[flip.claim] = (*flips.get(flip.claim, ()), flip)
     except (OSError, UnicodeDecodeError, csv.Error, TypeError) as error:
         raise UserError(
             f"{path.name} cannot be read ({type(error).__name__}): run 'python -m repro.reports.flips' again"
         ) from error
-    return found
+    return flips

@@ -31,8 +31,8 @@ class FigureSource:
 
     def findings(self, runs: Sequence[StoredRun]) -> list[Finding]:
         """The figure's findings; ``runs`` are those of ``cells``."""
-        found = {each.claim: each for each in self.figure.findings(runs, self.view)}
-        return [replace(each, command=self.command) for each in found.values()] if runs else [*found.values()]
+        latest = {finding.claim: finding for finding in self.figure.findings(runs, self.view)}
+        return [replace(finding, command=self.command) for finding in latest.values()] if runs else [*latest.values()]
 
 
 def sources(
@@ -78,9 +78,9 @@ def findings_of(
     chosen: Sequence[FigureSource], sweep: Sweep, on_figure: Callable[[], None] = lambda: None
 ) -> list[Finding]:
     """Findings of figures whose runs are all in the sweep, which is over their cells."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for source, runs in zip(chosen, sweep.by_grid([source.cells for source in chosen]), strict=True):
         if runs is not None:
-            found += source.findings(runs)
+            findings += source.findings(runs)
         on_figure()
-    return found
+    return findings

@@ -78,8 +78,8 @@ class View(Checked):
     @property
     def charged(self) -> CostKnobs:
         """The cost model that prices simulated steps."""
-        asked = given_to(CostKnobs(), {name: value for name, value in self.knobs if name in knobs_of(CostKnobs)})
-        return asked.on(self.platform.gpu)
+        knobs = given_to(CostKnobs(), {name: value for name, value in self.knobs if name in knobs_of(CostKnobs)})
+        return knobs.on(self.platform.gpu)
 
     @property
     def charged_options(self) -> list[str]:
@@ -89,12 +89,12 @@ class View(Checked):
     @property
     def stem(self) -> str:
         """The ending of the figure's file names."""
-        where = self.platform
-        parts = [where.name.rpartition(":")[2].lower()]
-        if where.name in PLATFORMS and PLATFORMS.get(where.name).executor != where.executor:
+        platform = self.platform
+        parts = [platform.name.rpartition(":")[2].lower()]
+        if platform.name in PLATFORMS and PLATFORMS.get(platform.name).executor != platform.executor:
             parts.append("simulated" if self.is_simulated else "measured")
         parts += [str(value) for name, value in self.knobs if name in knobs_of(CostKnobs)]
-        if self.reading != default_reading(where):
+        if self.reading != default_reading(platform):
             parts.append(self.reading)
         if self.accuracy != "usual":
             parts.append(self.accuracy)
@@ -130,9 +130,9 @@ class View(Checked):
         """The knob that puts a measured cell into a comparison, whose cells are measured in one sitting."""
         if self.is_simulated or not self.is_grouped:
             return ()
-        apart: list[str] = [] if self.reading == default_reading(self.platform) else [self.reading]
-        apart += [] if self.accuracy == "usual" else [self.accuracy]
-        return ((COMPARISON, "-".join([comparison, *apart])),)
+        parts: list[str] = [] if self.reading == default_reading(self.platform) else [self.reading]
+        parts += [] if self.accuracy == "usual" else [self.accuracy]
+        return ((COMPARISON, "-".join([comparison, *parts])),)
 
     def baseline_knobs(self) -> Knobs:
         """The knob that gives a baseline's cell this reading; empty for a measured cell's default reading."""
@@ -209,15 +209,15 @@ class FigureEntry:
     def load(self) -> Figure:
         """The module's ``FIGURE``, or a figure made from the module's top-level names."""
         module = load_module("figure", self.name, self.module)
-        if isinstance(found := getattr(module, "FIGURE", None), Figure):
-            return found
+        if isinstance(declared := getattr(module, "FIGURE", None), Figure):
+            return declared
         for name in ("TITLE", "SOURCE", "PLATFORMS", "cells", "render"):
             require(
                 hasattr(module, name), f"figure={self.name!r} is no module of a figure, it has no {name!r}: name one"
             )
         names = (field.name for field in fields(Figure))
-        given = {name: getattr(module, own) for name in names for own in (name, name.upper()) if hasattr(module, own)}
-        return Figure(**given)
+        attrs = {name: getattr(module, key) for name in names for key in (name, name.upper()) if hasattr(module, key)}
+        return Figure(**attrs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,10 +236,10 @@ class Paper:
         return tuple(
             FigureEntry(
                 name=f"{self.name}/{name}",
-                title=f"{self.title} {what}",
+                title=f"{self.title} {subtitle}",
                 module=f"{self.package}.{name.replace('-', '_')}",
             )
-            for name, what in self.figures.items()
+            for name, subtitle in self.figures.items()
         )
 
 
@@ -249,8 +249,8 @@ def _paper(name: str, title: str) -> Paper:
     for path in sorted((REPO / "paper_figures" / folder).glob("*.py")):
         text = path.read_text(encoding="utf-8")
         if "\nFIGURE = " in text:
-            first = text.partition("\n")[0].strip('"').removesuffix(".")
-            figures[path.stem.replace("_", "-")] = first.removeprefix(f"{title} ")
+            line = text.partition("\n")[0].strip('"').removesuffix(".")
+            figures[path.stem.replace("_", "-")] = line.removeprefix(f"{title} ")
     claims = CLAIMS / folder / "claims.yaml"
     return Paper(name=name, title=title, package=f"paper_figures.{folder}", figures=figures, claims=claims)
 
@@ -271,9 +271,9 @@ def paper(name: str) -> Paper:
     """Return one of ``PAPERS``, a paper of an installed package, or any other as ``module:NAME``."""
     if name in PAPERS:
         return PAPERS[name]
-    found: Paper = load_named("paper", where_of("paper", name, PAPERS))
-    require(isinstance(found, Paper), f"paper={name!r} is no repro.reports.figures.Paper: name one")
-    return found
+    loaded: Paper = load_named("paper", where_of("paper", name, PAPERS))
+    require(isinstance(loaded, Paper), f"paper={name!r} is no repro.reports.figures.Paper: name one")
+    return loaded
 
 
 def figure(name: str) -> FigureEntry:
@@ -282,8 +282,8 @@ def figure(name: str) -> FigureEntry:
     for entry in FIGURES.values():
         if name in (entry.name, entry.name.partition("/")[2]):
             return entry
-    if (theirs := name.partition("/")[0]) in installed("paper"):
-        entries = {entry.name: entry for entry in paper(theirs).entries}
+    if (paper_name := name.partition("/")[0]) in installed("paper"):
+        entries = {entry.name: entry for entry in paper(paper_name).entries}
         require(name in entries, f"figure={name!r} is unknown: use one of {', '.join(entries)}")
         return entries[name]
     if name.endswith(":"):

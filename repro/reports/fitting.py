@@ -55,7 +55,7 @@ _L40S = CardProtocol(
     source="dLLM-Serve Table 4",
     targets={f"dllm-t4-{dataset}-serve-tput": dataset for dataset in ("livebench", "burst", "osc")},
 )
-PROTOCOLS: Mapping[str, CardProtocol] = MappingProxyType({each.card: each for each in (_RTX4090, _L40S)})
+PROTOCOLS: Mapping[str, CardProtocol] = MappingProxyType({protocol.card: protocol for protocol in (_RTX4090, _L40S)})
 
 
 def protocol_of(card: str) -> CardProtocol:
@@ -77,8 +77,8 @@ def fit(
         """Mean of log(simulated / stated)."""
         calibration, logs = calibration_with(protocol, share), []
         for claim in protocol.targets:
-            reached = throughput(protocol, claim, calibration) if simulate is None else simulate(claim, calibration)
-            logs.append(math.log(reached / stated("dllm-serve", claim)))
+            rate = throughput(protocol, claim, calibration) if simulate is None else simulate(claim, calibration)
+            logs.append(math.log(rate / stated("dllm-serve", claim)))
             on_run()
         return sum(logs) / len(logs)
 
@@ -111,9 +111,9 @@ def throughput(protocol: CardProtocol, claim: str, calibration: Calibration) -> 
     deployment, workload = SYSTEMS.get(SYSTEM).prepare(protocol.cell(claim))
     assert isinstance(deployment, DllmDeployment)
     assert isinstance(workload, Workload)
-    reached = served_per_second(replace(deployment, calibration=calibration).run(workload), "output_len")
-    assert reached is not None, "every request of a simulated cell finishes"
-    return reached
+    rate = served_per_second(replace(deployment, calibration=calibration).run(workload), "output_len")
+    assert rate is not None, "every request of a simulated cell finishes"
+    return rate
 
 
 def calibration_with(protocol: CardProtocol, share: float) -> Calibration:

@@ -36,8 +36,8 @@ Drawn = Sequence[tuple[FigureSource, Sequence[StoredRun]]]
 @kept(maxsize=1)
 def asked() -> dict[str, Any]:
     """The content of ``flips.yaml``: the readings, and the size of each paper's figures."""
-    found: dict[str, Any] = yaml.safe_load((PAPER / "flips.yaml").read_text(encoding="utf-8"))
-    return found
+    content: dict[str, Any] = yaml.safe_load((PAPER / "flips.yaml").read_text(encoding="utf-8"))
+    return content
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +53,20 @@ class SettingChange:
 
     @property
     def text(self) -> str:
-        named = " ".join(f"{name}={value}" for name, value in self.setting)
-        return named if self.system is None else f"{self.system}: {named}"
+        knobs = " ".join(f"{name}={value}" for name, value in self.setting)
+        return knobs if self.system is None else f"{self.system}: {knobs}"
 
     def of(self, cell: Cell) -> Cell:
         """The changed cell. Returns the cell itself if it has no such choice, searches or sets it itself, or refuses it."""
         setting = dict(self.setting)
         if self.system is None:
-            has_it = setting.keys() <= {name for kind in settings_of(cell.system) for name in knobs_of(kind)}
+            applies = setting.keys() <= {name for kind in settings_of(cell.system) for name in knobs_of(kind)}
             if "shared_len" not in cell.knob_values:
                 setting = {name: value for name, value in setting.items() if name not in asked()["assumed_lengths"]}
         else:
             searches = "search" in (cell.knob_values.get("deployment"), cell.knob_values.get(TUNE))
-            has_it = self.system == cell.system and not searches and self.setting in free_settings(cell)
-        if not has_it:
+            applies = self.system == cell.system and not searches and self.setting in free_settings(cell)
+        if not applies:
             return cell
         changed = replace(cell, knobs=tuple({**cell.knob_values, **setting}.items()))
         return changed if _can_be(changed.with_seed(0)) else cell
@@ -83,18 +83,18 @@ def _can_be(cell: Cell) -> bool:
 
 def free_settings(cell: Cell) -> Iterator[Setting]:
     """Alternatives to the defaults of a cell's free settings. Settings without a default are left to a search."""
-    for each in free_of(cell.system):
-        if each.has_default:
-            yield from each.among(cell)
+    for free in free_of(cell.system):
+        if free.has_default:
+            yield from free.among(cell)
 
 
 def changes(cells: Sequence[Cell]) -> list[SettingChange]:
     """All alternatives of the free settings of the cells' systems, and all readings, that change at least one cell."""
-    found: dict[SettingChange, None] = {}
+    candidates: dict[SettingChange, None] = {}
     for cell in cells:
-        found.update({SettingChange(setting=setting, system=cell.system): None for setting in free_settings(cell)})
-    found.update({SettingChange(setting=tuple(setting.items())): None for setting in asked()["readings"]})
-    return [each for each in found if any(each.of(cell) != cell for cell in cells)]
+        candidates.update({SettingChange(setting=setting, system=cell.system): None for setting in free_settings(cell)})
+    candidates.update({SettingChange(setting=tuple(setting.items())): None for setting in asked()["readings"]})
+    return [change for change in candidates if any(change.of(cell) != cell for cell in cells)]
 
 
 def flips(claims: Sequence[Claim], drawn: Drawn, tried: Sequence[SettingChange], make_runs: MakeRuns) -> Iterator[Flip]:
@@ -103,36 +103,36 @@ def flips(claims: Sequence[Claim], drawn: Drawn, tried: Sequence[SettingChange],
 
     def instead(change: SettingChange, source: FigureSource, places: Sequence[int]) -> dict[int, Cell]:
         """The figure's cells that the change replaces, by their place."""
-        found = {at: change.of(source.cells[at]) for at in places}
-        return {at: cell for at, cell in found.items() if cell != source.cells[at]}
+        swaps = {index: change.of(source.cells[index]) for index in places}
+        return {index: cell for index, cell in swaps.items() if cell != source.cells[index]}
 
     grids = [[instead(change, source, own) for (source, _), own in zip(drawn, read, strict=True)] for change in tried]
-    cells = {cell.key: cell for grid in grids for own in grid for cell in own.values()}
-    made = dict(zip(cells, make_runs([*cells.values()]), strict=True))
+    cells = {cell.key: cell for grid in grids for swaps in grid for cell in swaps.values()}
+    reruns = dict(zip(cells, make_runs([*cells.values()]), strict=True))
     default = _verdicts(claims, drawn)
     for change, grid in zip(tried, grids, strict=True):
-        changed = [(source, _replaced(runs, own, made)) for (source, runs), own in zip(drawn, grid, strict=True)]
+        changed = [(source, _replaced(runs, swaps, reruns)) for (source, runs), swaps in zip(drawn, grid, strict=True)]
         for claim, (verdict, value) in _verdicts(claims, changed).items():
-            before, was = default[claim]
-            if before != verdict and not {before, verdict}.isdisjoint(COMPARED):
+            old_verdict, old_value = default[claim]
+            if old_verdict != verdict and not {old_verdict, verdict}.isdisjoint(COMPARED):
                 yield Flip(
                     kind=change.kind,
                     change=change.text,
                     claim=claim,
-                    default=before,
+                    default=old_verdict,
                     changed=verdict,
-                    default_value=was,
+                    default_value=old_value,
                     changed_value=value,
                 )
 
 
 def _replaced(runs: Sequence[StoredRun], others: Mapping[int, Cell], made: Mapping[str, StoredRun]) -> list[StoredRun]:
     """The figure's runs with those of changed cells put in. They carry the original cells, which the figure looks for."""
-    found = list(runs)
-    for at, cell in others.items():
-        found[at] = copy(made[cell.key])
-        vars(found[at])["cell"] = runs[at].cell
-    return found
+    replaced = list(runs)
+    for index, cell in others.items():
+        replaced[index] = copy(made[cell.key])
+        vars(replaced[index])["cell"] = runs[index].cell
+    return replaced
 
 
 def _verdicts(claims: Sequence[Claim], drawn: Drawn) -> Mapping[str, tuple[Verdict, str]]:
@@ -159,13 +159,13 @@ def made_below(root: Path, jobs: int | None = None) -> MakeRuns:
 
 def sized(paper: Paper, size: Mapping[str, Any]) -> list[FigureSource]:
     """The paper's figures in the given size, on their platforms."""
-    found = []
-    for source in sources(tuple(each for each in paper.entries if each.name.rpartition("/")[2] in size["figures"])):
+    resized = []
+    for source in sources(tuple(entry for entry in paper.entries if entry.name.rpartition("/")[2] in size["figures"])):
         knobs, rates = tuple(size.get("knobs", {}).items()), tuple(size.get("rates", ()))
         view = replace(source.view, num_runs=size.get("num_runs", 1), rates=rates, knobs=knobs)
         cells = tuple(view.applied(cell) for cell in source.figure.cells(view))
-        found.append(replace(source, view=view, cells=cells))
-    return found
+        resized.append(replace(source, view=view, cells=cells))
+    return resized
 
 
 def main(name: str, runs: str, folder: str = str(LOCAL_FIGURES)) -> None:
@@ -174,9 +174,9 @@ def main(name: str, runs: str, folder: str = str(LOCAL_FIGURES)) -> None:
     chosen = sized(paper, asked()["sizes"][name])
     drawn = [(source, make_runs(source.cells)) for source in chosen]
     tried = changes([cell for source in chosen for cell in source.cells])
-    found = [*flips(read_claims(paper.claims, paper.name), drawn, tried, make_runs)]
-    path = replace_text(flips_path(name, Path(folder)), flips_csv(found))
-    print(f"file: {path}: {len(found)} flips of {len({each.claim for each in found})} claims, {len(tried)} changes")
+    flipped = [*flips(read_claims(paper.claims, paper.name), drawn, tried, make_runs)]
+    path = replace_text(flips_path(name, Path(folder)), flips_csv(flipped))
+    print(f"file: {path}: {len(flipped)} flips of {len({flip.claim for flip in flipped})} claims, {len(tried)} changes")
 
 
 if __name__ == "__main__":

@@ -82,13 +82,13 @@ def short(text: str) -> str:
 
 def _claim(row: Mapping[str, str]) -> dict[str, str]:
     values = {name: tuple(map(float, row[name].split())) or None for name in ("expected", "ours")}
-    said = {name: claims_file.value_said(each, row["unit"]) for name, each in values.items()}
+    texts = {name: claims_file.value_said(value, row["unit"]) for name, value in values.items()}
     if values["ours"] is None or values["expected"] is None:
-        said["ours"] = {"True": "holds", "False": "does not hold"}.get(
-            row["holds"], "–" if not row["ours"] else said["ours"]
+        texts["ours"] = {"True": "holds", "False": "does not hold"}.get(
+            row["holds"], "–" if not row["ours"] else texts["ours"]
         )
     words = {name: short(row[name]) for name in ("reason", "readings", "how")}
-    return {**row, **said, **words, "interval": interval_of(row)}
+    return {**row, **texts, **words, "interval": interval_of(row)}
 
 
 def rows_of(page: str) -> tuple[list[list[str]], str]:
@@ -105,13 +105,13 @@ def packed(path: Path) -> str:
     """A picture as a data URI, with only as many colours and pixels as a plot needs."""
     from PIL import Image
 
-    with Image.open(path) as opened:
-        picture = opened.convert("RGB")
+    with Image.open(path) as image:
+        picture = image.convert("RGB")
     if picture.width > _WIDTH:
         picture = picture.resize((_WIDTH, round(picture.height * _WIDTH / picture.width)), Image.Resampling.LANCZOS)
-    kept = io.BytesIO()
-    picture.quantize(_COLOURS, dither=Image.Dither.NONE).convert("RGB").save(kept, "WEBP", lossless=True, quality=60)
-    return f"data:image/webp;base64,{base64.b64encode(kept.getvalue()).decode()}"
+    buffer = io.BytesIO()
+    picture.quantize(_COLOURS, dither=Image.Dither.NONE).convert("RGB").save(buffer, "WEBP", lossless=True, quality=60)
+    return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def _versions(table: RunTable, store: Path | None) -> tuple[str, ...]:
@@ -119,36 +119,36 @@ def _versions(table: RunTable, store: Path | None) -> tuple[str, ...]:
     if store is None or not table.rows:
         return ()
     keys = {row["key"] for row in table.fixed}
-    found: set[str] = set()
+    commits: set[str] = set()
     for file in sorted(store.glob(f"*{SUFFIX}")):
         if file.name.removesuffix(SUFFIX).rpartition("_")[2] in keys:
             try:
-                found.add(str(read_run(file).provenance["git"]["commit"] or "an unknown commit")[:8])
+                commits.add(str(read_run(file).provenance["git"]["commit"] or "an unknown commit")[:8])
             except (*UNREADABLE, StoreError, UserError):
                 continue
-    return tuple(sorted(found))
+    return tuple(sorted(commits))
 
 
 def _warnings(table: RunTable, versions: Sequence[str]) -> list[str]:
     rows = [*table.fixed]
-    found = [] if table.is_whole else ["its table of runs is not as it was written"]
+    texts = [] if table.is_whole else ["its table of runs is not as it was written"]
     for mark in ("other code", "other machine"):
         if count := sum(mark in row["obtained"] for row in rows):
-            found.append(f"{count} of {len(rows)} runs were made by {mark.replace('other', 'another version of the')}")
+            texts.append(f"{count} of {len(rows)} runs were made by {mark.replace('other', 'another version of the')}")
     if len(versions) > 1:
-        found.append(f"runs come from {len(versions)} versions: {', '.join(versions)}")
+        texts.append(f"runs come from {len(versions)} versions: {', '.join(versions)}")
     if count := sum(row["valid"] != "true" for row in rows):
-        found.append(f"{count} of {len(rows)} runs are INVALID")
+        texts.append(f"{count} of {len(rows)} runs are INVALID")
     if count := sum("contended" in row["obtained"] for row in rows):
-        found.append(f"{count} of {len(rows)} runs were measured while the machine was busy with something else")
-    return found
+        texts.append(f"{count} of {len(rows)} runs were measured while the machine was busy with something else")
+    return texts
 
 
 def _picture(table: RunTable, root: Path, store: Path | None) -> Picture:
     stem = table.stem
-    drawn, texts = (stem.with_name(f"{stem.name}{ending}") for ending in (".png", ".txt"))
+    png, txt = (stem.with_name(f"{stem.name}{ending}") for ending in (".png", ".txt"))
     page = stem.with_name(f"{stem.name}.md")
-    words = texts.read_text(encoding="utf-8") if texts.is_file() else ""
+    words = txt.read_text(encoding="utf-8") if txt.is_file() else ""
     rows, around = rows_of(page.read_text(encoding="utf-8")) if page.is_file() else ([], "")
     labels = tuple(sorted({row["obtained"].partition(",")[0] for row in table.fixed})) or ("computed",)
     versions = _versions(table, store)
@@ -165,8 +165,8 @@ def _picture(table: RunTable, root: Path, store: Path | None) -> Picture:
         name=stem.name,
         place=table.entry.load().place(table.view.platform),
         caption=clean_text((words or around).strip()),
-        image=packed(drawn) if drawn.is_file() else "",
-        rows=() if drawn.is_file() else rows,
+        image=packed(png) if png.is_file() else "",
+        rows=() if png.is_file() else rows,
         labels=labels,
         provenance=provenance,
         warnings=tuple(_warnings(table, versions)),
@@ -182,16 +182,16 @@ def sections(
     """A paper's figures in order, each with its claims. Claims without a drawn figure come last."""
     names = [name for name in (entry.name for entry in paper.entries) if pictures.get(name)]
     titles = {entry.name: entry.title for entry in paper.entries}
-    found = []
+    parts = []
     for name in names:
-        own = tuple(pictures[name])
+        drawn = tuple(pictures[name])
         of_figure = tuple(_claim(row) for row in claims if row["figure"] == name)
-        labels = frozenset(label for each in own for label in each.labels)
-        found.append(Section(name=name, title=titles[name], pictures=own, claims=of_figure, labels=labels))
+        labels = frozenset(label for picture in drawn for label in picture.labels)
+        parts.append(Section(name=name, title=titles[name], pictures=drawn, claims=of_figure, labels=labels))
     rest = tuple(_claim(row) for row in claims if row["figure"] not in names)
     if rest:
-        found.append(Section(name=f"{paper.name}/other", title=f"{paper.title}: other claims", claims=rest))
-    return found
+        parts.append(Section(name=f"{paper.name}/other", title=f"{paper.title}: other claims", claims=rest))
+    return parts
 
 
 def _csv_rows(path: Path) -> list[list[str]]:
@@ -212,14 +212,14 @@ def contents(root: Path, store: Path | None = None, advance: Callable[[], None] 
     shown = [row for rows in claims.values() for row in rows]
     num_runs = Counter(row["obtained"].partition(",")[0] for table in tables for row in table.fixed)
     return {
-        "papers": [(paper, found) for paper, found in papers if found],
+        "papers": [(paper, parts) for paper, parts in papers if parts],
         "labels": LABELS,
         "num_runs": num_runs,
         "verdicts": [
             each for each in (*VERDICTS, "paper's inconsistency") if any(row["verdict"] == each for row in shown)
         ],
         "num_claims": {
-            paper.name: Counter(row["verdict"] for row in claims[paper.name]) for paper, found in papers if found
+            paper.name: Counter(row["verdict"] for row in claims[paper.name]) for paper, parts in papers if parts
         },
         "truth": [(name, _csv_rows(root / "truth" / f"{name}.csv")) for name in ("errors", "truth", "stated")],
         "commit": str(git_state().commit or "unknown")[:8],
@@ -233,5 +233,5 @@ def html(shown: Mapping[str, Any]) -> str:
     from repro import __version__
 
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    made = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return made.get_template("page.html").render(version=__version__, **shown)
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template("page.html").render(version=__version__, **shown)

@@ -104,7 +104,7 @@ def stated(paper: str, claim: str) -> float:
 
 def stated_together(paper: str, claim: str) -> tuple[float, ...]:
     """All numbers that a claim states, one or several."""
-    value = next(each.expected.value for each in load_claims(paper) if each.id == claim)
+    value = next(entry.expected.value for entry in load_claims(paper) if entry.id == claim)
     assert value is not None, "it states an order alone"
     return tuple(map(float, value)) if isinstance(value, tuple) else (float(value),)
 
@@ -133,19 +133,19 @@ def load_table(name: str, root: Path = PAPER) -> list[dict[str, TableValue]]:
 def read_claims(path: Path, paper: str) -> tuple[Claim, ...]:
     """Claims of one paper. Raises UserError for a claim of another paper and for a repeated claim."""
     claims = [_claim(raw, path) for raw in _entries(path)]
-    seen: set[str] = set()
+    ids: set[str] = set()
     for claim in claims:
-        if claim.paper != paper or claim.id in seen:
+        if claim.paper != paper or claim.id in ids:
             raise UserError(f"{path}: claim {claim.id!r} is doubled or belongs to {claim.paper!r}: fix its id or paper")
-        seen.add(claim.id)
+        ids.add(claim.id)
     for claim in claims:
-        if unknown := [name for name in claim.follows if name not in seen or name == claim.id]:
+        if unknown := [name for name in claim.follows if name not in ids or name == claim.id]:
             raise UserError(f"{path}: claim {claim.id!r} follows {unknown[0]!r}, no other claim of the file: name one")
     return tuple(claims)
 
 
 def _claim(raw: Mapping[str, Any], path: Path) -> Claim:
-    where = f"{path}: claim {raw.get('id')!r}"
+    subject = f"{path}: claim {raw.get('id')!r}"
     recomputed: dict[str, Any] | None = raw.get("recomputed")
     try:
         expected: dict[str, Any] = raw["expected"]
@@ -164,12 +164,12 @@ def _claim(raw: Mapping[str, Any], path: Path) -> Claim:
         check_value(ToleranceType, "tolerance.type", claim.tolerance.type)
     except (TypeError, KeyError) as error:
         raise UserError(
-            f"{where} has a missing or unknown key ({error}): use the keys of repro.reports.paper.Claim"
+            f"{subject} has a missing or unknown key ({error}): use the keys of repro.reports.paper.Claim"
         ) from error
     except UserError as error:
-        raise UserError(f"{where}: {error}") from error
+        raise UserError(f"{subject}: {error}") from error
     if claim.chosen is not None and claim.role == "prediction":
-        raise UserError(f"{where} has role='prediction', and what was chosen to meet it: give it role: fitted")
+        raise UserError(f"{subject} has role='prediction', and what was chosen to meet it: give it role: fitted")
     return claim
 
 
@@ -197,10 +197,10 @@ def _folder(paper: str) -> str:
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:
-    raw = _yaml(path)
-    if not isinstance(raw, list) or not all(isinstance(entry, dict) for entry in raw):
+    entries = _yaml(path)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UserError(f"{path} must be a list of mappings")
-    return raw
+    return entries
 
 
 def _yaml(path: Path) -> Any:

@@ -48,12 +48,12 @@ def medians(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any
     """Median absolute error of predictions of stated numbers, by kind. A number that is stated twice counts once."""
     errors: dict[str, list[float]] = {name: [] for name in KINDS.values()}
     seen: set[tuple[Any, ...]] = set()
-    for each in comparisons:
-        name, error = KINDS.get(each["unit"]), each["error_percent"]
-        same = (each["unit"], each["expected"], each["ours"])
-        if each["role"] != "prediction" or each["kind"] != "stated" or name is None or error is None or same in seen:
+    for row in comparisons:
+        name, error = KINDS.get(row["unit"]), row["error_percent"]
+        key = (row["unit"], row["expected"], row["ours"])
+        if row["role"] != "prediction" or row["kind"] != "stated" or name is None or error is None or key in seen:
             continue
-        seen.add(same)
+        seen.add(key)
         errors[name].append(abs(error))
     return {name: {"count": len(own), "median_percent": round(median(own), 2)} for name, own in errors.items() if own}
 
@@ -86,9 +86,9 @@ def predictions_note(card: str) -> str:
     if report is None:
         return f"No comparison of the {card} calibration with stated numbers is stored: run 'repro calibrate --platform {card} --keep'."
     errors = {
-        each["claim"]: each["error_percent"]
-        for each in report["comparisons"]
-        if each["role"] == "prediction" and each["error_percent"] is not None
+        row["claim"]: row["error_percent"]
+        for row in report["comparisons"]
+        if row["role"] == "prediction" and row["error_percent"] is not None
     }
     if not errors:
         return f"No stated number but those that {card} was fitted on, or that follow from them, can be compared with."
@@ -102,7 +102,7 @@ def predictions_note(card: str) -> str:
 def medians_sentence(found: Mapping[str, Mapping[str, Any]]) -> str:
     """The medians in words, the same in captions and on the terminal."""
     parts = [
-        f"{own['median_percent']:.1f} % over {own['count']} {_ONE.get(name, name) if own['count'] == 1 else name}"
-        for name, own in found.items()
+        f"{row['median_percent']:.1f} % over {row['count']} {_ONE.get(name, name) if row['count'] == 1 else name}"
+        for name, row in found.items()
     ]
     return ", ".join(parts) if parts else "no prediction to compare with"

@@ -118,12 +118,12 @@ def value_at(run: StoredRun, place: Place) -> Any:
         return run.total(*names)
     if part == "tables":
         return run.record.tables[names[0]][names[1]] if len(names) > 1 else run.record.tables[names[0]]
-    found: Any = getattr(run, part)
+    value: Any = getattr(run, part)
     for name in names:
-        if not isinstance(found, Mapping):
+        if not isinstance(value, Mapping):
             raise KeyError(name)
-        found = found[name]
-    return found
+        value = value[name]
+    return value
 
 
 def digest_of(summary: Mapping[str, Any]) -> str:
@@ -146,25 +146,25 @@ def _to_six_places(value: Any) -> Any:
 def places_read(findings: Callable[[Sequence[StoredRun]], object], runs: Sequence[StoredRun]) -> list[int]:
     """Indices of the runs from which ``findings`` reads a number."""
     seen: list[dict[Place, None]] = [{} for _ in runs]
-    findings([_WatchedRun(run, own) for run, own in zip(runs, seen, strict=True)])
-    return [at for at, own in enumerate(seen) if own]
+    findings([_WatchedRun(run, places) for run, places in zip(runs, seen, strict=True)])
+    return [index for index, places in enumerate(seen) if places]
 
 
 # -- the table --------------------------------------------------------------------------------------------
 
 
 def _row(asked: Cell, run: StoredRun, places: Sequence[Place]) -> list[str]:
-    own = asked.knob_values
-    more = {name: value for name, value in run.cell.knobs if name not in own or own[name] != value}
+    knobs = asked.knob_values
+    extra = {name: value for name, value in run.cell.knobs if name not in knobs or knobs[name] != value}
     validity = run.validity
     fixed = (
         *(run.cell.system, run.cell.dataset, run.cell.rate, run.cell.seed),
-        *(asked.key, run.cell.key, more, digest_of(run.summary)),
+        *(asked.key, run.cell.key, extra, digest_of(run.summary)),
         *(run.obtained, validity.valid, list(validity.reasons), list(validity.warnings)),
     )
-    told = zip(FIXED, fixed, strict=True)
+    fields = zip(FIXED, fixed, strict=True)
     return [
-        *(str(value) if name in WORDS else _text(value) for name, value in told),
+        *(str(value) if name in WORDS else _text(value) for name, value in fields),
         *(_text_at(run, place) for place in places),
     ]
 
@@ -208,11 +208,11 @@ def write_table(
     path: Path, entry: FigureEntry, view: View, runs: Sequence[StoredRun], seen: Iterable[Place], notes: Sequence[str]
 ) -> Path:
     """Writes a figure's table and returns its path. ``path`` is that of the figure's files without their endings."""
-    where = view.platform
+    platform = view.platform
     head = {
         "figure": entry.name,
-        "platform": where.name,
-        "executor": where.executor,
+        "platform": platform.name,
+        "executor": platform.executor,
         "reading": view.reading,
         "accuracy": view.accuracy,
         "num_runs": view.num_runs,
@@ -222,17 +222,17 @@ def write_table(
     }
     places = _columns(seen)
     cells = [view.applied(cell) for cell in entry.load().cells(view)] if runs else []
-    rows = [_row(asked, run, places) for asked, run in zip(cells, runs, strict=True)]
+    rows = [_row(cell, run, places) for cell, run in zip(cells, runs, strict=True)]
     # A place at which no run has a value needs no column.
-    kept = [at for at in range(len(FIXED) + len(places)) if at < len(FIXED) or any(row[at] for row in rows)]
+    indices = [i for i in range(len(FIXED) + len(places)) if i < len(FIXED) or any(row[i] for row in rows)]
     names = [*FIXED, *("/".join(place) for place in places)]
-    columns, *lines = ([row[at] for at in kept] for row in (names, *rows))
+    columns, *lines = ([row[i] for i in indices] for row in (names, *rows))
     content = with_head(head, csv_text(columns, lines)).encode()
-    plain = path.with_name(path.name + SUFFIX)
-    packed = plain.with_name(f"{plain.name}.gz")
+    plain_path = path.with_name(path.name + SUFFIX)
+    packed_path = plain_path.with_name(f"{plain_path.name}.gz")
     if len(content) < PACKED_BYTES:
-        return replace_bytes(plain, content)
-    return replace_bytes(packed, gzip.compress(content, mtime=0))
+        return replace_bytes(plain_path, content)
+    return replace_bytes(packed_path, gzip.compress(content, mtime=0))
 
 
 def with_head(head: Mapping[str, Any], rows: str) -> str:
@@ -249,10 +249,10 @@ class TableRun(StoredRun):
         parts["manifest"]["facts"] = {}
         for place, text in places.items():
             if text:
-                inner = parts
+                node = parts
                 for name in place[:-1]:
-                    inner = inner.setdefault(name, {})
-                inner[place[-1]] = _value(text)
+                    node = node.setdefault(name, {})
+                node[place[-1]] = _value(text)
         marks = str(row["obtained"]).split(", ")
         others = (("as stored",) if "other code" in marks else (), "as stored" if "other machine" in marks else "")
         super().__init__(cell, file, parts["manifest"], parts["provenance"], *others)
@@ -340,14 +340,14 @@ class RunTable:
     def runs(self) -> list[TableRun]:
         """The runs of the cells, in their order. Raises TableError if the figure now asks for other cells."""
         stored = {row[_ASKED]: row for row in self.rows}
-        found = [stored.pop(cell.key, None) for cell in self.cells]
-        missing = sum(row is None for row in found)
+        rows = [stored.pop(cell.key, None) for cell in self.cells]
+        missing = sum(row is None for row in rows)
         if missing or stored:
             raise TableError(
-                f"{missing} of {len(found)} runs that the figure asks for are not in {self.path.name}, and {len(stored)} of its runs "
+                f"{missing} of {len(rows)} runs that the figure asks for are not in {self.path.name}, and {len(stored)} of its runs "
                 f"are no longer asked for: draw the figure again"
             )
-        return [self._run(cell, row) for cell, row in zip(self.cells, found, strict=True) if row is not None]
+        return [self._run(cell, row) for cell, row in zip(self.cells, rows, strict=True) if row is not None]
 
     def _run(self, cell: Cell, texts: Sequence[str]) -> TableRun:
         row: dict[str, Any] = {
@@ -369,15 +369,15 @@ def read_table(path: Path) -> RunTable:
     try:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-        first, _, rest = text.partition("\n")
-        head = json.loads(first.removeprefix("#"))
-        columns, *rows = csv.reader(io.StringIO(rest, newline=""), strict=True)
+        first_line, _, body = text.partition("\n")
+        head = json.loads(first_line.removeprefix("#"))
+        columns, *rows = csv.reader(io.StringIO(body, newline=""), strict=True)
         places = tuple(tuple(name.split("/")) for name in columns[len(FIXED) :])
         if tuple(columns[: len(FIXED)]) != FIXED or any(len(row) != len(columns) for row in rows):
             raise ValueError("its columns are others")
         if head["executor"] not in ("torch", "roofline"):
             raise ValueError(f"executor={head['executor']!r}")
-        whole = is_whole({**head, "rows": rest})
+        whole = is_whole({**head, "rows": body})
         table = RunTable(path=path, head=head, places=places, rows=tuple(map(tuple, rows)), is_whole=whole)
         _ = table.view, table.entry
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
@@ -395,19 +395,19 @@ def tables_in(root: Path) -> list[Path]:
 def command_of(table: RunTable) -> str:
     """The command that makes the figure again in its place."""
     view, entry = table.view, table.entry
-    where, options = view.platform, list[str]()
-    if where.executor != platform(where.name).executor:
-        options += ["--executor", where.executor]
-    if view.reading != default_reading(where):
+    chosen, options = view.platform, list[str]()
+    if chosen.executor != platform(chosen.name).executor:
+        options += ["--executor", chosen.executor]
+    if view.reading != default_reading(chosen):
         options += ["--reading", view.reading]
     if view.accuracy != "usual":
         options += ["--accuracy", view.accuracy]
-    if table.cells and view.num_runs != entry.load().default_num_runs(where):
+    if table.cells and view.num_runs != entry.load().default_num_runs(chosen):
         options += ["--num-runs", str(view.num_runs)]
     options += [f"--request-rate {rate:g}" for rate in view.rates]
     options += [f"--{name.replace('_', '-')} {value}" for name, value in view.knobs]
     out = ["--out-dir", shlex.quote(os.path.relpath(table.path.parent))]
-    return " ".join(["repro reproduce", entry.name, "--platform", where.name, *options, *out])
+    return " ".join(["repro reproduce", entry.name, "--platform", chosen.name, *options, *out])
 
 
 # -- drawing ----------------------------------------------------------------------------------------------
@@ -415,12 +415,12 @@ def command_of(table: RunTable) -> str:
 
 def draw(entry: FigureEntry, view: View, runs: Sequence[StoredRun], out: Path) -> Rendered:
     """Draw the figure's files and its table, which appear together or not at all."""
-    loaded, seen = entry.load(), dict[Place, None]()
+    figure, seen = entry.load(), dict[Place, None]()
     watched = [_WatchedRun(run, seen) for run in runs]
     with _together(out, entry.name.replace("/", "-")) as folder:
-        rendered = loaded.render(watched, view, folder)
-        if view.platform.name in loaded.deciding:
-            loaded.findings(watched, view)
+        rendered = figure.render(watched, view, folder)
+        if view.platform.name in figure.deciding:
+            figure.findings(watched, view)
         write_table(rendered.files[0].with_suffix(""), entry, view, runs, seen, rendered.notes)
     return replace(rendered, files=tuple(out / path.relative_to(folder) for path in rendered.files))
 
@@ -432,11 +432,11 @@ def _together(out: Path, name: str) -> Iterator[Path]:
     try:
         partial.mkdir(parents=True)
         yield partial
-        made = sorted(path for path in partial.rglob("*") if path.is_file())
-        places = [writable_file("out_dir", out / path.relative_to(partial)) for path in made]
-        for path, place in zip(made, places, strict=True):
-            keep_mode(place, path)
-            path.replace(place)
+        files = sorted(path for path in partial.rglob("*") if path.is_file())
+        targets = [writable_file("out_dir", out / path.relative_to(partial)) for path in files]
+        for path, target in zip(files, targets, strict=True):
+            keep_mode(target, path)
+            path.replace(target)
     except OSError as error:
         if error.filename is not None and Path(error.filename).is_relative_to(partial):
             error.filename = str(out / Path(error.filename).relative_to(partial))
