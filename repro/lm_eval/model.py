@@ -54,14 +54,14 @@ class Query:
 
     @classmethod
     def of(cls, kwargs: Mapping[str, Any]) -> Self:
-        left = dict(kwargs)
-        until = left.pop("until", None) or ()
-        lengths = [value for name in _LENGTHS if (value := left.pop(name, None)) is not None]
+        unused = dict(kwargs)
+        until = unused.pop("until", None) or ()
+        lengths = [value for name in _LENGTHS if (value := unused.pop(name, None)) is not None]
         knobs = {"gen_length": lengths[0]} if lengths else {}
-        sampling = {name: value for name in _SAMPLING if (value := left.pop(name, None)) is not None}
-        if left.pop("do_sample", bool(sampling.get("temperature"))):
+        sampling = {name: value for name in _SAMPLING if (value := unused.pop(name, None)) is not None}
+        if unused.pop("do_sample", bool(sampling.get("temperature"))):
             knobs |= sampling
-        for name, value in left.items():
+        for name, value in unused.items():
             raise UserError(f"generation_kwargs: {name}={value!r} has no effect here: leave it out")
         stops = (until,) if isinstance(until, str) else tuple(until)
         return cls(until=tuple(filter(None, stops)), knobs=tuple(sorted(knobs.items())))
@@ -112,14 +112,14 @@ class DiffusionLM(LM):
     # -- what a task asks of a model -----------------------------------------------------------------------
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        asked = [Query.of(request.args[1]) for request in requests]
+        queries = [Query.of(request.args[1]) for request in requests]
         texts: dict[int, str] = {}
-        for knobs in dict.fromkeys(a.knobs for a in asked):
-            members = [index for index, a in enumerate(asked) if a.knobs == knobs]
+        for knobs in dict.fromkeys(query.knobs for query in queries):
+            indices = [index for index, query in enumerate(queries) if query.knobs == knobs]
             answers = self._answer(
-                [requests[index].args[0] for index in members], asked[members[0]], show_progress=not disable_tqdm
+                [requests[index].args[0] for index in indices], queries[indices[0]], show_progress=not disable_tqdm
             )
-            texts |= {index: cut_at(text, asked[index].until) for index, text in zip(members, answers, strict=True)}
+            texts |= {index: cut_at(text, queries[index].until) for index, text in zip(indices, answers, strict=True)}
         for index, request in enumerate(requests):
             self.cache_hook.add_partial("generate_until", request.args, texts[index])
         return [texts[index] for index in range(len(requests))]
@@ -151,9 +151,9 @@ class DiffusionLM(LM):
         return load_chat_template(checkpoint_dir(self._model, weights=False), config_of(self._model).family)
 
     def _settings(self, asked: Query, num_prompts: int) -> DllmSettings:
-        given = self._cell.knob_values
-        knobs = {**dict(asked.knobs), **given, "num_prompts": num_prompts}
-        if "gen_length" in knobs and "steps" not in given:
+        cell_knobs = self._cell.knob_values
+        knobs = {**dict(asked.knobs), **cell_knobs, "num_prompts": num_prompts}
+        if "gen_length" in knobs and "steps" not in cell_knobs:
             knobs["steps"] = knobs["gen_length"]
         return self._system.settings(replace(self._cell, knobs=tuple(knobs.items())))
 

@@ -36,8 +36,8 @@ class WithOurTasks(TaskManager):
     def __init__(
         self, *args: Any, include_path: str | Path | Iterable[str | Path] | None = None, **kwargs: Any
     ) -> None:
-        given = [include_path] if isinstance(include_path, str | Path) else list(include_path or ())
-        super().__init__(*args, include_path=[CONFIGS, *given], **kwargs)
+        paths = [include_path] if isinstance(include_path, str | Path) else list(include_path or ())
+        super().__init__(*args, include_path=[CONFIGS, *paths], **kwargs)
 
 
 class LocalTask(ConfigurableTask):
@@ -55,7 +55,7 @@ class LocalTask(ConfigurableTask):
 
 
 def _config(task: Task) -> dict[str, Any]:
-    asked = {
+    settings = {
         "task": task.name,
         "output_type": "generate_until",
         "test_split": SPLIT,
@@ -64,13 +64,13 @@ def _config(task: Task) -> dict[str, Any]:
         "doc_to_target": "reference",
     }
     if task.chat and any(problem.answer_start for problem in task.problems):
-        asked["gen_prefix"] = "{{answer_start}}"
+        settings["gen_prefix"] = "{{answer_start}}"
     if task.name == gsm8k.NAME:
         # The installed harness grades its own task; its prompts and data are left out.
         config = yaml.safe_load((files("lm_eval.tasks") / "gsm8k/gsm8k.yaml").read_text(encoding="utf-8"))
-        return {**asked, **{name: config[name] for name in _FROM_THE_HARNESS if name in config}}
+        return {**settings, **{name: config[name] for name in _FROM_THE_HARNESS if name in config}}
     return {
-        **asked,
+        **settings,
         "generation_kwargs": {"until": list(task.until), "do_sample": False},
         "filter_list": [{"name": "verdict", "filter": [{"function": "custom", "filter_fn": _Grading(task)}]}],
         "process_results": _metrics,

@@ -21,14 +21,14 @@ class _Named(LocalTask):
 
     def _loaded(self, num_fewshot: int | None = None) -> Task:
         options = TaskOptions(num_fewshot=num_fewshot, allow_code_execution=self.allow_code_execution)
-        found = load_task(self.name, options)
-        if found is None:
+        task = load_task(self.name, options)
+        if task is None:
             try:
-                found = load_task(self.name, replace(options, source="hub"))
+                task = load_task(self.name, replace(options, source="hub"))
             except UserError as error:
                 raise UserError(f"{error}; or set {DATA_DIR_VARIABLE} to a folder that holds its file") from error
-        assert found is not None
-        return found
+        assert task is not None
+        return task
 
 
 class MiniGsm(_Named):
