@@ -43,12 +43,12 @@ Logits = Callable[[PackedModel[BlockConfig], list[int], int], Tensor]
 def masked_logits(model: PackedModel[BlockConfig], ids: list[int], block: int) -> Tensor:
     """[N, V] Logits of a whole sequence from the packed model, with the block mask in its attention."""
     position = torch.arange(len(ids))
-    seen = (position // block)[None] <= (position // block)[:, None]
+    mask = (position // block)[None] <= (position // block)[:, None]
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(0, 1)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(0, 1)
 
     return model.logits(model(torch.tensor(ids), position, attend))
 
@@ -84,18 +84,18 @@ def plain_take(
     if isinstance(rule, Sequential):
         return set(sorted(holes)[:share])
     if isinstance(rule, Dynamic):
-        sure = {i for i in holes if conf[i] > rule.threshold}
-        return sure if len(sure) >= share else set(by_confidence[:share])
+        confident = {i for i in holes if conf[i] > rule.threshold}
+        return confident if len(confident) >= share else set(by_confidence[:share])
     if isinstance(rule, SubBlocks):
         part = min(holes) // rule.length
         by_confidence = [i for i in by_confidence if i // rule.length == part]
         return {i for i in by_confidence if conf[i] > rule.threshold} | {by_confidence[0]}
     assert isinstance(rule, LowConfidence | JointThreshold)
-    found = {i for i in holes if conf[i] > rule.threshold} or set(by_confidence[:1])
+    taken = {i for i in holes if conf[i] > rule.threshold} or set(by_confidence[:1])
     if isinstance(rule, JointThreshold):
         written = set(range(size)) - set(holes) - set(given)
-        found |= {i for i in written if conf[i] > rule.edit_threshold and tokens[i] != ids[i]}
-    return found
+        taken |= {i for i in written if conf[i] > rule.edit_threshold and tokens[i] != ids[i]}
+    return taken
 
 
 @torch.inference_mode()
@@ -108,9 +108,9 @@ def plain_run(
     logits: Logits = masked_logits,
 ) -> Plain:
     """Decode whole blocks until there are ``gen_length`` tokens; nothing stops it earlier."""
-    config, found = model.config, Plain()
-    whole = len(prompt) // block * block
-    final, opening = list(prompt[:whole]), list(prompt[whole:])
+    config, result = model.config, Plain()
+    aligned = len(prompt) // block * block
+    final, opening = list(prompt[:aligned]), list(prompt[aligned:])
     while len(final) < len(prompt) + gen_length:
         if config.shifts_logits and not opening and final:
             row = logits(model, final, block)[-1]
@@ -119,7 +119,7 @@ def plain_run(
         ids = opening + [0] * (block - len(opening))
         given = list(range(len(opening)))
         holes = [i for i in range(block) if i not in given]
-        step = full = 0
+        step = post_steps = 0
         while True:
             shown = [config.mask_token_id if i in holes else ids[i] for i in range(block)]
             rows = logits(model, final + shown, block)
@@ -129,23 +129,23 @@ def plain_run(
             conf = rows.softmax(-1)
             rows[:, config.mask_token_id] = -torch.inf
             tokens = rows.argmax(-1)
-            sure = conf.gather(1, tokens[:, None])[:, 0].tolist()
-            found.trace.append((tokens.tolist(), sure))
-            take = plain_take(rule, ids, holes, given, tokens.tolist(), sure, step)
-            full += not holes
-            for i in take:
+            confidence = conf.gather(1, tokens[:, None])[:, 0].tolist()
+            result.trace.append((tokens.tolist(), confidence))
+            taken = plain_take(rule, ids, holes, given, tokens.tolist(), confidence, step)
+            post_steps += not holes
+            for i in taken:
                 ids[i] = int(tokens[i])
-            holes = [i for i in holes if i not in take]
+            holes = [i for i in holes if i not in taken]
             step += 1
-            found.denoised += 1
+            result.denoised += 1
             if holes:
                 continue
-            if not isinstance(rule, JointThreshold) or not take or full >= rule.max_post_steps:
-                found.sglang_forwards += step + 1 + (isinstance(rule, JointThreshold) and bool(take))
+            if not isinstance(rule, JointThreshold) or not taken or post_steps >= rule.max_post_steps:
+                result.sglang_forwards += step + 1 + (isinstance(rule, JointThreshold) and bool(taken))
                 break
         final, opening = final + ids, []
-    found.ids = final[len(prompt) :]
-    return found
+    result.ids = final[len(prompt) :]
+    return result
 
 
 # -- cases ------------------------------------------------------------------------------------------------
@@ -200,12 +200,12 @@ class BlockResult:
         ids = list(self.answer.ids)
         if self.case.cut_at in ids:
             ids = ids[: ids.index(self.case.cut_at) + 1]
-        if (other := other_ids(ids, self.case.expected)) is not None:
-            return other
+        if (difference := other_ids(ids, self.case.expected)) is not None:
+            return difference
         for names, wanted in self.case.counts.items():
-            found = sum(getattr(self.answer, name) for name in names.split("+"))
-            if found != wanted:
-                return f"{found} {names}, recorded {wanted}"
+            count = sum(getattr(self.answer, name) for name in names.split("+"))
+            if count != wanted:
+                return f"{count} {names}, recorded {wanted}"
         return None
 
     @property
@@ -229,18 +229,18 @@ def verify_blocks(cases: list[BlockCase], *, device: str = "cpu") -> list[BlockR
 
     results: dict[int, BlockResult] = {}
     for checkpoint, block in dict.fromkeys((case.checkpoint, case.block) for case in cases):
-        own = {i: case for i, case in enumerate(cases) if (case.checkpoint, case.block) == (checkpoint, block)}
+        group = {i: case for i, case in enumerate(cases) if (case.checkpoint, case.block) == (checkpoint, block)}
         executor = TorchBlockExecutor(
             load_checkpoint(checkpoint, device),
-            num_slots=len(own),
+            num_slots=len(group),
             max_len=_LONGEST,
-            num_tokens=len(own) * _LONGEST,
+            num_tokens=len(group) * _LONGEST,
             block=block,
             prefix_cache=False,  # what it saves would be missing from the counts
         )
         engine = BlockEngine(executor, BlockEngineConfig(max_num_batched_tokens=1024))
-        for i, answer in engine.run([case.request(i) for i, case in own.items()]).items():
-            results[i] = BlockResult(case=own[i], answer=answer)
+        for i, answer in engine.run([case.request(i) for i, case in group.items()]).items():
+            results[i] = BlockResult(case=group[i], answer=answer)
         executor.close()
     return [results[i] for i in range(len(cases))]
 
@@ -295,7 +295,7 @@ def embedded_cases(count: int = 2) -> Iterator[BlockCase]:
 
 def recorded_cases(folder: Path) -> list[BlockCase]:
     """All cases of a folder that can be reproduced."""
-    found: list[BlockCase] = []
+    cases: list[BlockCase] = []
     for name, read in _READERS.items():
         path = folder / f"{name}_cases.json"
         if not path.is_file():
@@ -303,17 +303,17 @@ def recorded_cases(folder: Path) -> list[BlockCase]:
         content = json.loads(path.read_text(encoding="utf-8"))
         common = {key: value for key, value in content.items() if key != "cases"}
         for i, case in enumerate(content["cases"]):
-            asked = read(folder, common | case)
-            if asked is not None:
-                found.append(BlockCase(id=f"{name}-{i}", method=f"block {name}", **asked))
-    return found
+            fields = read(folder, common | case)
+            if fields is not None:
+                cases.append(BlockCase(id=f"{name}-{i}", method=f"block {name}", **fields))
+    return cases
 
 
 def _of_sglang(folder: Path, case: Mapping[str, Any]) -> dict[str, Any]:
-    given = case["params"]
-    rule: DecodeRule = LowConfidence(threshold=given["thr"])
+    params = case["params"]
+    rule: DecodeRule = LowConfidence(threshold=params["thr"])
     if case["algo"] != "LowConfidence":
-        rule = JointThreshold(threshold=given["thr"], edit_threshold=given["et"], max_post_steps=given["maxpost"])
+        rule = JointThreshold(threshold=params["thr"], edit_threshold=params["et"], max_post_steps=params["maxpost"])
     expected = tuple(case["output_full"][len(case["prompt"]) :])
     return {
         **_common(folder, "llada2", case, case["block"]),
@@ -324,80 +324,80 @@ def _of_sglang(folder: Path, case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_llada2(folder: Path, case: Mapping[str, Any]) -> dict[str, Any]:
-    given, end = case["params"], case["eos_id"]
-    is_first, early = case["algo"].startswith("llada2.0"), bool(given.get("eos_early_stop"))
+    params, eos_id = case["params"], case["eos_id"]
+    is_first, stops_early = case["algo"].startswith("llada2.0"), bool(params.get("eos_early_stop"))
     rule: DecodeRule = (
-        Dynamic(steps=given["steps"], threshold=given["threshold"])
+        Dynamic(steps=params["steps"], threshold=params["threshold"])
         if is_first
         else JointThreshold(
-            threshold=given["threshold"],
-            edit_threshold=given["editing_threshold"],
-            max_post_steps=given["max_post_steps"],
+            threshold=params["threshold"],
+            edit_threshold=params["editing_threshold"],
+            max_post_steps=params["max_post_steps"],
         )
     )
     return {
-        **_common(folder, "llada2", case, given["block_length"]),
-        "gen_length": given["gen_length"],
+        **_common(folder, "llada2", case, params["block_length"]),
+        "gen_length": params["gen_length"],
         "rule": rule,
         "expected": tuple(case["output"]),
         "counts": {"denoised": case["n_forwards"]},
         # LLaDA 2.1 decodes all blocks unless told to stop early, and then cuts.
-        "stop_ids": frozenset([end]) if is_first or early else frozenset(),
-        "exits_early": is_first and early,
-        "cut_at": end,
+        "stop_ids": frozenset([eos_id]) if is_first or stops_early else frozenset(),
+        "exits_early": is_first and stops_early,
+        "cut_at": eos_id,
         "required": case["min_margin"] >= NEAR,
     }
 
 
 def _of_sdar(folder: Path, case: Mapping[str, Any]) -> dict[str, Any] | None:
-    given = case["params"]
-    steps, strategy = given["denoising_steps"], given["remasking_strategy"]
+    params = case["params"]
+    steps, strategy = params["denoising_steps"], params["remasking_strategy"]
     rules: dict[str, Callable[[], DecodeRule]] = {
         "sequential": lambda: Sequential(steps=steps),
         "low_confidence_static": lambda: Static(steps=steps),
-        "low_confidence_dynamic": lambda: Dynamic(steps=steps, threshold=given.get("confidence_threshold", 0.85)),
+        "low_confidence_dynamic": lambda: Dynamic(steps=steps, threshold=params.get("confidence_threshold", 0.85)),
     }
     if case["error"] is not None or not case["prompt_preserved"] or strategy not in rules:
         return None
-    whole = case["output_full"][len(case["prompt"]) :]
+    output = case["output_full"][len(case["prompt"]) :]
     # The script finishes the block of a stop token, and leaves masks in the blocks after it.
-    ends = given.get("stopping_criteria_idx")
+    ends = params.get("stopping_criteria_idx")
     stop_ids = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
-    first = next((place for place, token in enumerate(whole) if token in stop_ids), len(whole))
+    end = next((index for index, token in enumerate(output) if token in stop_ids), len(output))
     return {
-        **_common(folder, "sdar", case, given["block_length"]),
-        "gen_length": len(whole),
+        **_common(folder, "sdar", case, params["block_length"]),
+        "gen_length": len(output),
         "rule": rules[strategy](),
-        "expected": tuple(whole[: first + 1]),
+        "expected": tuple(output[: end + 1]),
         "stop_ids": stop_ids,
         "counts": {"denoised": case["n_forwards"] - case["n_store"]},
         "sampling": BlockSampling(
-            temperature=given.get("temperature", 1.0),
-            top_k=given.get("top_k") or None,
-            top_p=given.get("top_p") or 1.0,
+            temperature=params.get("temperature", 1.0),
+            top_k=params.get("top_k") or None,
+            top_p=params.get("top_p") or 1.0,
             draws=False,
         ),
     }
 
 
 def _of_fast_dllm_v2(folder: Path, case: Mapping[str, Any]) -> dict[str, Any] | None:
-    given, prompt, stop = case["params"], case["prompt"], case["params"]["stop_token"]
-    if case["error"] is not None or len(prompt) == given["block_size"]:
+    params, prompt, stop_id = case["params"], case["prompt"], case["params"]["stop_token"]
+    if case["error"] is not None or len(prompt) == params["block_size"]:
         return None
     expected = case["output_full"][len(prompt) :]
     # A denoised stop token ends the answer, and padding follows. A stop token from a commit does not end it.
-    has_end = stop in expected[:-1] and not any(expected[expected.index(stop) + 1 :])
-    expected = tuple(expected[: expected.index(stop) + 1] if has_end else expected)
-    prefills = int(len(prompt) >= given["block_size"])
+    has_end = stop_id in expected[:-1] and not any(expected[expected.index(stop_id) + 1 :])
+    expected = tuple(expected[: expected.index(stop_id) + 1] if has_end else expected)
+    prefills = int(len(prompt) >= params["block_size"])
     return {
-        **_common(folder, "fastdllm2", case, given["block_size"]),
-        "gen_length": given["max_new_tokens"] if has_end else len(expected),
+        **_common(folder, "fastdllm2", case, params["block_size"]),
+        "gen_length": params["max_new_tokens"] if has_end else len(expected),
         "rule": SubBlocks(
-            length=given["small_block_size"], threshold=given["threshold"], dual_cache=given["use_block_cache"]
+            length=params["small_block_size"], threshold=params["threshold"], dual_cache=params["use_block_cache"]
         ),
         "expected": expected,
         "counts": {"denoised+committed": case["n_forwards"] - prefills, "rows": case["rows"]},
-        "stop_ids": frozenset([stop] if has_end else []),
+        "stop_ids": frozenset([stop_id] if has_end else []),
     }
 
 

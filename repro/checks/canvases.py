@@ -84,61 +84,61 @@ class RecordedDraws(CanvasDraws):
         self._rows = rows
 
     def start(self, seed: Ints, draw: Ints, position: Ints, vocabulary: int) -> Ints:
-        return np.array([self._canvas(*each)["start"] for each in zip(seed[:, 0], draw[:, 0], strict=True)])
+        return np.array([self._canvas(*pair)["start"] for pair in zip(seed[:, 0], draw[:, 0], strict=True)])
 
     def noise(self, seed: Ints, draw: Ints, position: Ints, vocabulary: int) -> Ints:
-        return np.array([self._step(*each)["renoise"] for each in zip(seed[:, 0], draw[:, 0], strict=True)])
+        return np.array([self._step(*pair)["renoise"] for pair in zip(seed[:, 0], draw[:, 0], strict=True)])
 
     def tokens(self, logits: Tensor, seed: Tensor, draw: Tensor, position: Tensor) -> Tensor:
-        found = []
-        for number, which, where in zip(seed.tolist(), draw.tolist(), position.tolist(), strict=True):
-            sampled = self._step(number, which)["sampled"]
-            found.append(sampled[(where - len(self._rows[number]["prompt"])) % len(sampled)])
-        return torch.tensor(found, device=logits.device)
+        tokens = []
+        for number, draw_index, pos in zip(seed.tolist(), draw.tolist(), position.tolist(), strict=True):
+            sampled = self._step(number, draw_index)["sampled"]
+            tokens.append(sampled[(pos - len(self._rows[number]["prompt"])) % len(sampled)])
+        return torch.tensor(tokens, device=logits.device)
 
     def _canvas(self, number: int, draw: int) -> Mapping[str, Any]:
         canvases = self._rows[int(number)]["canvases"]
-        found: Mapping[str, Any] = canvases[min(int(draw) // _STEPS, len(canvases) - 1)]
-        return found
+        canvas: Mapping[str, Any] = canvases[min(int(draw) // _STEPS, len(canvases) - 1)]
+        return canvas
 
     def _step(self, number: int, draw: int) -> Mapping[str, Any]:
         """The recorded step. If the replay runs longer, and so already differs, this is the last one."""
         steps = self._canvas(number, draw)["steps"]
-        found: Mapping[str, Any] = steps[min(int(draw) % _STEPS, len(steps) - 1)]
-        return found
+        step: Mapping[str, Any] = steps[min(int(draw) % _STEPS, len(steps) - 1)]
+        return step
 
 
 class TracingExecutor(CanvasExecutor):
     """An executor that records the likeliest tokens of every forward, by request."""
 
     def run(self, plan: BlockStepPlan, denoised: Denoised) -> Outcome:
-        found = super().run(plan, denoised)
+        outcome = super().run(plan, denoised)
         if not hasattr(self, "likeliest"):
             self.likeliest: dict[int, list[list[int]]] = {}
         numbers = [work.request_id for work in plan.works if work.rows is not None]
-        assert found.likeliest is not None
-        for number, likeliest in zip(numbers, found.likeliest.tolist(), strict=True):
+        assert outcome.likeliest is not None
+        for number, likeliest in zip(numbers, outcome.likeliest.tolist(), strict=True):
             self.likeliest.setdefault(number, []).append(likeliest)
-        return found
+        return outcome
 
 
 def canvas_cases() -> tuple[str, list[CanvasCase]]:
     """The origin of the cases, and the cases: recorded ones if their folder is named, or else the embedded model's."""
-    named = os.environ.get(FOLDER_VARIABLE)
-    if not named:
+    origin = os.environ.get(FOLDER_VARIABLE)
+    if not origin:
         return "the embedded model of canvases and a plain loop", list(embedded_canvases())
-    folder, found = Path(named), []
+    folder, cases = Path(origin), []
     for name in ("cases", "probe"):
         path = folder / f"{name}.json"
         if not path.is_file():
             if name == "probe":
                 continue
-            raise UserError(f"{FOLDER_VARIABLE}={named!r} has no {path.name}: give the folder of recorded cases")
+            raise UserError(f"{FOLDER_VARIABLE}={origin!r} has no {path.name}: give the folder of recorded cases")
         content = json.loads(path.read_text(encoding="utf-8"))
         for i, raw in enumerate(content if isinstance(content, list) else content["cases"]):
             case = CanvasCase(id=raw.get("name", f"{name}-{i}"), checkpoint=folder / raw["checkpoint"], raw=raw)
-            found.append(case if name == "cases" else replace(case, method="canvas probe"))
-    return named, found
+            cases.append(case if name == "cases" else replace(case, method="canvas probe"))
+    return origin, cases
 
 
 def verify_canvases(cases: Sequence[CanvasCase], *, device: str = "cpu", most: int = 64) -> list[CanvasResult]:
@@ -148,9 +148,9 @@ def verify_canvases(cases: Sequence[CanvasCase], *, device: str = "cpu", most: i
         model = load_checkpoint(checkpoint, device)
         assert isinstance(model, GemmaModel)
         differences |= _beside_plain(model, [case for case in cases if case.checkpoint == checkpoint and case.request])
-        own = [case for case in cases if case.checkpoint == checkpoint and not case.request]
+        recorded = [case for case in cases if case.checkpoint == checkpoint and not case.request]
         served: dict[int, tuple[CanvasCase, int, BlockRequest]] = {}
-        for case in own:
+        for case in recorded:
             if case.method == "canvas probe":
                 differences[case.id] = probed(model, case.raw)
                 continue
@@ -161,28 +161,28 @@ def verify_canvases(cases: Sequence[CanvasCase], *, device: str = "cpu", most: i
                 differences[case.id] = None if "error" in case.raw else f"refused: {error}"
         refused = [case.id for case, _, _ in served.values() if "error" in case.raw]
         differences |= dict.fromkeys(refused, "served, and recorded as refused")
-        served = {number: each for number, each in served.items() if each[0].id not in refused}
+        served = {number: entry for number, entry in served.items() if entry[0].id not in refused}
         for case, difference in _replayed(model, served, most):
             differences[case.id] = differences.get(case.id) or difference
     return [CanvasResult(case=case, difference=differences[case.id]) for case in cases]
 
 
 def _request(raw: Mapping[str, Any], row: int, number: int, block: int) -> BlockRequest:
-    given = raw["params"]
+    params = raw["params"]
     rule = TracedRule(
         number=number,
-        steps=given["max_denoising_steps"],
-        entropy_bound=_float(given, "entropy_bound"),
-        stability=given["stability_threshold"],
-        confidence=_float(given, "confidence_threshold") or 0.0,
-        t_min=given["t_min"],
-        t_max=given["t_max"],
+        steps=params["max_denoising_steps"],
+        entropy_bound=_float(params, "entropy_bound"),
+        stability=params["stability_threshold"],
+        confidence=_float(params, "confidence_threshold") or 0.0,
+        t_min=params["t_min"],
+        t_max=params["t_max"],
     )
-    ends = given["eos_token_id"]
+    ends = params["eos_token_id"]
     return BlockRequest(
         request_id=number,
         prompt_ids=tuple(raw["rows"][row]["prompt"]) if raw.get("rows") else (0,),
-        gen_length=-(-given["max_new_tokens"] // block) * block,
+        gen_length=-(-params["max_new_tokens"] // block) * block,
         rule=rule,
         sampling=BlockSampling(seed=number),
         stop_ids=frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
@@ -218,18 +218,18 @@ def _replayed(
         recorded, rule, answer = rows[number], request.rule, answers[number]
         assert isinstance(rule, TracedRule)
         steps = [step for canvas in recorded["canvases"] for step in canvas["steps"]]
-        cut = next((i + 1 for i, each in enumerate(recorded["output"]) if each in request.stop_ids), None)
+        cut = next((i + 1 for i, token in enumerate(recorded["output"]) if token in request.stop_ids), None)
         difference = other_ids(list(answer.ids), tuple(recorded["output"][:cut]))
         if difference is None and answer.denoised != recorded["denoise_forwards"]:
             difference = f"{answer.denoised} forwards, recorded {recorded['denoise_forwards']}"
-        seen = zip(rule.accepted, executor.likeliest[number], rule.entropies, steps, strict=False)
-        for i, (accepted, likeliest, entropy, step) in enumerate(seen):
-            off = float(np.abs(entropy - np.array(step["H"])).max())
-            for name, mine, theirs in (("accept", accepted, step["accept"]), ("argmax", likeliest, step["argmax"])):
-                if mine != theirs:
-                    difference = difference or f"step {i}: {name} {mine}, recorded {theirs}"
-            if off > ENTROPY:
-                difference = difference or f"step {i}: entropies off by {off:.2g}"
+        traces = zip(rule.accepted, executor.likeliest[number], rule.entropies, steps, strict=False)
+        for i, (accepted, likeliest, entropy, step) in enumerate(traces):
+            error = float(np.abs(entropy - np.array(step["H"])).max())
+            for name, ours, theirs in (("accept", accepted, step["accept"]), ("argmax", likeliest, step["argmax"])):
+                if ours != theirs:
+                    difference = difference or f"step {i}: {name} {ours}, recorded {theirs}"
+            if error > ENTROPY:
+                difference = difference or f"step {i}: entropies off by {error:.2g}"
         yield case, difference
     executor.close()
 
@@ -259,17 +259,17 @@ def _beside_plain(model: GemmaModel, cases: Sequence[CanvasCase]) -> dict[str, s
     if not cases:
         return {}
     requests = [replace(case.request, request_id=i) for i, case in enumerate(cases) if case.request]
-    n, plain = len(cases), cast(GemmaModel, load_checkpoint(cases[0].checkpoint))
+    n, plain_model = len(cases), cast(GemmaModel, load_checkpoint(cases[0].checkpoint))
     executor = CanvasExecutor(model, num_slots=n, max_len=_LONGEST, num_tokens=n * _LONGEST, block_size=4)
     answers = BlockEngine(executor).run(requests)
     executor.close()
-    found: dict[str, str | None] = {}
+    differences: dict[str, str | None] = {}
     for case, request in zip(cases, requests, strict=True):
-        answer, (ids, forwards) = answers[request.request_id], plain_answer(plain, request, executor.block)
-        found[case.id] = other_ids(list(answer.ids), tuple(ids))
-        if found[case.id] is None and answer.denoised != forwards:
-            found[case.id] = f"{answer.denoised} forwards, the plain loop {forwards}"
-    return found
+        answer, (ids, forwards) = answers[request.request_id], plain_answer(plain_model, request, executor.block)
+        differences[case.id] = other_ids(list(answer.ids), tuple(ids))
+        if differences[case.id] is None and answer.denoised != forwards:
+            differences[case.id] = f"{answer.denoised} forwards, the plain loop {forwards}"
+    return differences
 
 
 @torch.inference_mode()
@@ -280,8 +280,8 @@ def plain_answer(model: GemmaModel, request: BlockRequest, block: int) -> tuple[
     while len(final) < request.total and request.stop_ids.isdisjoint(final[start:]):
         seed = np.full((1, block), request.sampling.seed, dtype=np.int64)
         draw = np.full_like(seed, (len(final) - start) // block * _STEPS)
-        place = np.arange(len(final), len(final) + block)[None]
-        ids = draws.start(seed, draw, place, model.config.vocab_size)[0].tolist()
+        position = np.arange(len(final), len(final) + block)[None]
+        ids = draws.start(seed, draw, position, model.config.vocab_size)[0].tolist()
         soft, history = torch.zeros(block, model.config.d_model), list[list[int]]()
         for step in range(rule.steps):
             hidden = plain_hidden(model, final + ids, soft)[len(final) :]
@@ -289,14 +289,14 @@ def plain_answer(model: GemmaModel, request: BlockRequest, block: int) -> tuple[
             p, entropies = z.softmax(dim=-1), (-z.softmax(dim=-1) * z.log_softmax(dim=-1)).sum(dim=-1).tolist()
             soft, forwards = model.soft_embeddings(p), forwards + 1
             history.append(z.argmax(dim=-1).tolist())
-            ids, spent = draws.noise(seed, draw, place, model.config.vocab_size)[0].tolist(), 0.0
-            sampled = draws.tokens(z, *(torch.from_numpy(each[0]) for each in (seed, draw, place))).tolist()
+            ids, spent = draws.noise(seed, draw, position, model.config.vocab_size)[0].tolist(), 0.0
+            sampled = draws.tokens(z, *(torch.from_numpy(array[0]) for array in (seed, draw, position))).tolist()
             for i in sorted(range(block), key=entropies.__getitem__):
                 if spent <= rule.entropy_bound:
                     ids[i] = sampled[i]
                 spent += entropies[i]
             last = history[-rule.stability - 1 :]
-            is_stable = len(last) > rule.stability and all(each == last[-1] for each in last)
+            is_stable = len(last) > rule.stability and all(row == last[-1] for row in last)
             if is_stable and spent / block < rule.confidence:
                 break
             draw += 1
@@ -309,21 +309,21 @@ def plain_answer(model: GemmaModel, request: BlockRequest, block: int) -> tuple[
 def probed(model: GemmaModel, raw: Mapping[str, Any]) -> str | None:
     """Compare single forwards of a canvas after a prompt, and after one more committed canvas; returns the first difference or None."""
     block, prompt = model.config.block_length, list(raw["prompt"])
-    for first, hidden, logits in (
+    for prefix, hidden, logits in (
         (prompt, "hidden_prompt_last", "logits_first_step"),
         (prompt + list(raw["committed"]), "hidden_committed_last", "logits_after_commit"),
     ):
         soft = torch.zeros(block, model.config.d_model)
-        found = plain_hidden(model, first + list(raw["canvas"]), soft)
-        made = {hidden: found[len(first) - 1], logits: model.logits(found[len(first) :])}
-        if first == prompt:
-            p = (made[logits] / 0.8).softmax(dim=-1)
-            again = plain_hidden(model, first + list(raw["canvas"]), model.soft_embeddings(p))
-            made["logits_second_step"] = model.logits(again[len(first) :])
-        for name, value in made.items():
-            off = (value - torch.tensor(raw[name])).abs().max().item()
-            if not off <= PROBED:
-                return f"{name} is off by {off:.2g}"
+        states = plain_hidden(model, prefix + list(raw["canvas"]), soft)
+        outputs = {hidden: states[len(prefix) - 1], logits: model.logits(states[len(prefix) :])}
+        if prefix == prompt:
+            p = (outputs[logits] / 0.8).softmax(dim=-1)
+            next_states = plain_hidden(model, prefix + list(raw["canvas"]), model.soft_embeddings(p))
+            outputs["logits_second_step"] = model.logits(next_states[len(prefix) :])
+        for name, value in outputs.items():
+            error = (value - torch.tensor(raw[name])).abs().max().item()
+            if not error <= PROBED:
+                return f"{name} is off by {error:.2g}"
     return None
 
 
@@ -331,15 +331,15 @@ def plain_hidden(model: GemmaModel, ids: Sequence[int], soft: Tensor) -> Tensor:
     """[N, d] Hidden states of final tokens and a canvas after them, in one forward over all tokens under masks."""
     config, n, start = model.config, len(ids), len(ids) - len(soft)
     position = torch.arange(n)
-    seen = {True: position <= position[:, None]}
-    seen[False] = seen[True] & (position > position[:, None] - config.window)
-    seen[True][start:] = True
-    seen[False][start:] = position >= start - (config.window - 1)
+    masks = {True: position <= position[:, None]}
+    masks[False] = masks[True] & (position > position[:, None] - config.window)
+    masks[True][start:] = True
+    masks[False][start:] = position >= start - (config.window - 1)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-        mask = seen[config.is_full(layer)]
+        mask = masks[config.is_full(layer)]
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(0, 1)
 
     rows = CanvasRows(position[start:], soft)

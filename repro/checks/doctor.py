@@ -88,7 +88,7 @@ def look() -> Machine:
         data_dir_error = str(error)
     now = utc_now()
     # The provenance of a run that would start now.
-    recorded = collect(obtained="measured", timing=Timing(started_utc=now, finished_utc=now, elapsed_s=0.0))
+    provenance = collect(obtained="measured", timing=Timing(started_utc=now, finished_utc=now, elapsed_s=0.0))
     return Machine(
         python=sys.version_info[:3],
         torch=version_of("torch"),
@@ -96,9 +96,9 @@ def look() -> Machine:
         cuda=cuda,
         gpus=gpus,
         has_nvidia_driver=shutil.which("nvidia-smi") is not None,
-        cpu=recorded["cpu"]["model"],
-        cores=recorded["cpu"]["usable"],
-        memory_bytes=recorded["memory_bytes"],
+        cpu=provenance["cpu"]["model"],
+        cores=provenance["cpu"]["usable"],
+        memory_bytes=provenance["memory_bytes"],
         disk_free_bytes=shutil.disk_usage(paths.RESULTS.parent).free,
         packages=tuple((name, version_of(name)) for name in OPTIONAL),
         data_dir=data_dir,
@@ -110,7 +110,7 @@ def look() -> Machine:
             if not (folder / name).is_file()
         ),
         has_git=shutil.which("git") is not None,
-        commit=recorded["git"]["commit"],
+        commit=provenance["git"]["commit"],
         jail_refusal=jail_refusal(),
     )
 
@@ -183,8 +183,8 @@ def _disk_reason(machine: Machine) -> str | None:
 def _git_row(machine: Machine) -> Item:
     if machine.commit is not None and machine.has_git:
         return Item("git", "ok", f"commit {machine.commit[:12]}")
-    why = "not a checkout with commits" if machine.has_git else "not installed"
-    return Item("git", "info", f"{why}: runs are stored without a commit")
+    reason = "not a checkout with commits" if machine.has_git else "not installed"
+    return Item("git", "info", f"{reason}: runs are stored without a commit")
 
 
 def _no_checkpoint_reason(machine: Machine) -> str | None:
@@ -210,22 +210,22 @@ def _local_file(machine: Machine, name: str) -> str | None:
 
 def _dataset_row(machine: Machine, name: str) -> Item:
     """Says where source=auto takes the prompts from."""
-    found = _local_file(machine, name)
-    return Item(f"dataset {name}", "ok", "embedded generator" if found is None else f"local file {found}")
+    file = _local_file(machine, name)
+    return Item(f"dataset {name}", "ok", "embedded generator" if file is None else f"local file {file}")
 
 
 def _task_row(machine: Machine, task: TaskEntry) -> Item:
     """Whether ``repro eval`` has the task's problems and, for code, a place to run it."""
-    lacks = []
+    reasons = []
     if not task.is_generated and _local_file(machine, task.name) is None:
         files = ", ".join(file.path for file in load_card(task.name).local)
-        lacks.append(
+        reasons.append(
             f"its problems are not here: set {DATA_DIR_VARIABLE} to a folder with one of {files}, or use --dataset-source hub"
         )
     if task.runs_code and machine.jail_refusal is not None:
-        lacks.append("generated code is not run here")
-    there = "generated problems" if task.is_generated else "its problems are here"
-    return _item(f"task {task.name}", there, "; ".join(lacks) or None)
+        reasons.append("generated code is not run here")
+    text = "generated problems" if task.is_generated else "its problems are here"
+    return _item(f"task {task.name}", text, "; ".join(reasons) or None)
 
 
 def _generated_code_row(machine: Machine) -> Item:
@@ -257,7 +257,7 @@ def _not_measurable(machine: Machine, platform: Platform) -> str | None:
         return None if has_client else "aiohttp is not installed: pip install 'dllm-serve-repro[http]'"
     # The memory that the engine of one card plans with; clusters have none.
     planned = (getattr(part, name, None) for part in platform.parts for name in ("memory_bytes", "memory_limit"))
-    needed = next((each for each in planned if each is not None), None)
+    needed = next((size for size in planned if size is not None), None)
     if needed is None:
         return "clusters are simulated only"
     if (reason := _torch_reason(machine)) is not None:
@@ -306,8 +306,8 @@ def torch_and_cards() -> tuple[str | None, str | None, tuple[FoundGpu, ...]]:
     """The CUDA version torch was built for, why torch cannot be loaded, and the cards it can use. A CPU build knows no cards, and its
     package takes a second to load. For such a build we only try to load its library."""
     try:
-        found = find_spec("torch")
-        folder = None if found is None or found.origin is None else Path(found.origin).parent
+        spec = find_spec("torch")
+        folder = None if spec is None or spec.origin is None else Path(spec.origin).parent
         if folder is not None and "+cpu" in (version_of("torch") or ""):
             CDLL(str(folder / "lib" / "libtorch_cpu.so"))
             return None, None, ()
@@ -317,7 +317,7 @@ def torch_and_cards() -> tuple[str | None, str | None, tuple[FoundGpu, ...]]:
     if not torch.cuda.is_available():
         return torch.version.cuda, None, ()
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return torch.version.cuda, None, tuple(FoundGpu(name=each.name, memory_bytes=each.total_memory) for each in devices)
+    return torch.version.cuda, None, tuple(FoundGpu(name=card.name, memory_bytes=card.total_memory) for card in devices)
 
 
 def driver_card() -> FoundGpu | None:
@@ -340,22 +340,22 @@ def platform_on(card: FoundGpu | None, asked: str | None) -> str:
     """The platform to measure on: the card's, which must equal ``asked`` if given. Raises UserError for a card without a platform, and for
     a platform of another card."""
     known = None if card is None else gpu_of_device(card.name)
-    able = [each.name for each in GPUS if each.name in PLATFORMS and platform(each.name).default_system == "dllm-serve"]
+    names = [gpu.name for gpu in GPUS if gpu.name in PLATFORMS and platform(gpu.name).default_system == "dllm-serve"]
     if asked is None:
         if card is None:
             raise UserError("platform is not given and this machine has no NVIDIA card that tells it: give --platform")
-        if known is None or known.name not in able:
+        if known is None or known.name not in names:
             raise UserError(
-                f"this machine's card {card.name!r} is none that a platform stands for ({', '.join(able)}): give --platform "
+                f"this machine's card {card.name!r} is none that a platform stands for ({', '.join(names)}): give --platform "
                 "module:NAME"
             )
         return known.name
-    where = platform(asked)
-    if card is None or where.gpu is None or (known is None and where.name not in PLATFORMS):
+    chosen = platform(asked)
+    if card is None or chosen.gpu is None or (known is None and chosen.name not in PLATFORMS):
         return asked
-    if known is None or known.name != str(where.gpu):
-        fix = "module:NAME of your own" if known is None or known.name not in able else known.name
+    if known is None or known.name != str(chosen.gpu):
+        fix = "module:NAME of your own" if known is None or known.name not in names else known.name
         raise UserError(
-            f"platform={asked!r} is a {where.title}, and this machine has {card.name!r}: give --platform {fix}"
+            f"platform={asked!r} is a {chosen.title}, and this machine has {card.name!r}: give --platform {fix}"
         )
     return asked

@@ -132,22 +132,22 @@ class TableCell:
         if not self.best:
             return self._by_pair(one), self._by_pair(other)
         competitors = {row[self.best] for row in other}
-        found = [self._by_pair([row for row in other if row[self.best] == name]) for name in sorted(competitors)]
-        return self._by_pair(one), max(found, key=lambda values: mean(values.values()))
+        sides = [self._by_pair([row for row in other if row[self.best] == name]) for name in sorted(competitors)]
+        return self._by_pair(one), max(sides, key=lambda values: mean(values.values()))
 
     def _by_pair(self, rows: Sequence[Row]) -> Mapping[str, float]:
         names = [self.pair] if isinstance(self.pair, str) else self.pair
-        found = {
+        pairs = {
             (" | ".join(row.get(name, "") for name in names), self.times * float(row[self.column])) for row in rows
         }
-        if not found or len(found) != len(dict(found)):
+        if not pairs or len(pairs) != len(dict(pairs)):
             raise ValueError(f"{len(rows)} rows of one side, where one for each {self.pair} is needed")
-        return dict(found)
+        return dict(pairs)
 
     def _compared(self, sides: tuple[Mapping[str, float], Mapping[str, float]]) -> Interval:
         one, other = sides
         if not isinstance(self.pair, str):
-            return from_logarithms(crossed_interval(_crossed({at: math.log(one[at] / other[at]) for at in one})))
+            return from_logarithms(crossed_interval(_crossed({key: math.log(one[key] / other[key]) for key in one})))
         if self.show == "ratio":
             return paired_ratio(one, other)
         return mean_interval([one[seed] - other[seed] for seed in one if seed in other])
@@ -159,13 +159,13 @@ class TableCell:
         sides = [self._sides(cell) for cell in cells.values()]
         if self.take == "pooled":
             return self._pooled(sides)
-        found = [self._compared(pair) for pair in sides]
+        intervals = [self._compared(pair) for pair in sides]
         even = 1 if self.show == "ratio" else 0
         if self.take == "ahead":
-            return float(sum(each.low is not None and each.low > even for each in found))
+            return float(sum(interval.low is not None and interval.low > even for interval in intervals))
         if self.take == "behind":
-            return float(sum(each.high is not None and each.high < even for each in found))
-        return _SUMMARIES[self.take]([each.mean for each in found if each.mean is not None])
+            return float(sum(interval.high is not None and interval.high < even for interval in intervals))
+        return _SUMMARIES[self.take]([interval.mean for interval in intervals if interval.mean is not None])
 
     def _pooled(self, sides: Sequence[tuple[Mapping[str, float], Mapping[str, float]]]) -> Interval:
         """Interval of the mean over cells, seed by seed; a ratio uses logarithms."""
@@ -178,7 +178,7 @@ class TableCell:
 
 def _crossed(values: Mapping[str, float]) -> list[list[float]]:
     """A table, rows by columns, of values whose keys name both columns of ``pair``."""
-    rows, columns = (list(dict.fromkeys(name.split(" | ")[place] for name in values)) for place in (0, 1))
+    rows, columns = (list(dict.fromkeys(name.split(" | ")[index] for name in values)) for index in (0, 1))
     return [[values[f"{row} | {column}"] for column in columns] for row in rows]
 
 
@@ -191,7 +191,7 @@ def _is(row: Row, column: str, wanted: Any) -> bool:
     if wanted == "*":
         return True
     if isinstance(wanted, list):
-        return any(_is(row, column, each) for each in wanted)
+        return any(_is(row, column, value) for value in wanted)
     if isinstance(wanted, bool):
         return text.lower() == str(wanted).lower()
     if isinstance(wanted, int | float):
@@ -251,7 +251,7 @@ def _table(declared: Mapping[str, Any], results: Path) -> str:
         if set(cells) != {common.get("missing")}:
             lines.append([name, *cells])
     width = len(" | ".join(lines[0]).split(" | "))
-    return "\n".join(f"| {' | '.join(each)} |" for each in [lines[0], ["---"] * width, *lines[1:]])
+    return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], ["---"] * width, *lines[1:]])
 
 
 def _text(keys: Mapping[str, Any], read: Callable[[str], Sequence[Row]], row: str, column: str) -> str:
@@ -265,7 +265,7 @@ def _text(keys: Mapping[str, Any], read: Callable[[str], Sequence[Row]], row: st
 def _axis(declared: Any, between: str) -> Sequence[tuple[str, dict[str, Any]]]:
     """Names and keys of rows or columns. Several mappings are combined, each entry with each."""
     mappings = declared if isinstance(declared, list) else [declared]
-    products = itertools.product(*(each.items() for each in mappings))
+    products = itertools.product(*(mapping.items() for mapping in mappings))
     return [
         (between.join(str(name) for name, _ in entries), _merged(*(keys or {} for _, keys in entries)))
         for entries in products
@@ -307,11 +307,11 @@ def _declared(path: Path) -> Mapping[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = read_yaml(path)
+        tables = read_yaml(path)
     except unreadable_yaml() as error:
         raise UserError(f"{path.name} is not valid YAML ({one_line(error)}): fix it") from error
-    require(isinstance(found, dict), f"{path.name} must map names of tables to their keys")
-    return dict(found)
+    require(isinstance(tables, dict), f"{path.name} must map names of tables to their keys")
+    return dict(tables)
 
 
 def stale_tables(root: Path, results: Path) -> list[StaleTable]:
@@ -362,7 +362,7 @@ def _filled(declared: Mapping[str, Any], results: Path, block: re.Match[str]) ->
 if __name__ == "__main__":
     try:
         fill(REPO, RESULTS)
-        faults = [f"{each.document.name}: {each.reason}" for each in stale_tables(REPO, RESULTS)]
+        faults = [f"{fault.document.name}: {fault.reason}" for fault in stale_tables(REPO, RESULTS)]
     except UserError as error:
         faults = [str(error)]
     sys.exit("\n".join(faults) if faults else 0)

@@ -49,13 +49,13 @@ class GoldenReplay:
 
 
 _STORED = yaml.safe_load(Path(__file__).with_name("golden_methods.yaml").read_text(encoding="utf-8"))
-_METHODS = {name: GoldenReplay(**how) for name, how in _STORED["methods"].items()}
+_METHODS = {name: GoldenReplay(**options) for name, options in _STORED["methods"].items()}
 METHODS = tuple(_METHODS)
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
     name: kinds
-    for said, kinds in (("integer", (int,)), ("number", (int, float)), ("boolean", (bool,)), ("list", (list,)))
-    for name in _STORED["params"][said]
+    for kind, kinds in (("integer", (int,)), ("number", (int, float)), ("boolean", (bool,)), ("list", (list,)))
+    for name in _STORED["params"][kind]
 }
 _KIND_NAMES = {int: "an integer", float: "a number", bool: "true or false", list: "a list"}
 
@@ -91,17 +91,17 @@ class CaseResult:
     @property
     def difference(self) -> str | None:
         """The first difference from the record, in words; None if there is none."""
-        if (other := other_ids(self.token_ids, self.case.expected_ids)) is not None:
-            return other
+        if (difference := other_ids(self.token_ids, self.case.expected_ids)) is not None:
+            return difference
         if self.case.nfe is not None and self.forward_passes != self.case.nfe:
             return f"{self.forward_passes} forward passes, recorded {self.case.nfe}"
-        for what, here, there in (
+        for what, ours, golden in (
             ("computes rows", self.rows, self.case.rows),
             ("commits tokens", self.committed, self.case.committed),
         ):
-            if there is not None and here != there:
-                step = next((i for i, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), len(there))
-                return f"forward {step} {what} {here[step : step + 1]}, recorded {there[step : step + 1]}"
+            if golden is not None and ours != golden:
+                step = next((i for i, (a, b) in enumerate(zip(ours, golden, strict=False)) if a != b), len(golden))
+                return f"forward {step} {what} {ours[step : step + 1]}, recorded {golden[step : step + 1]}"
         return None
 
     @property
@@ -153,17 +153,17 @@ def one_thread() -> Iterator[None]:
     """Sets torch to one thread. The models are too small for several threads, which would only wait for each other on busy cores."""
     import torch
 
-    before = torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads)
 
 
 def replay(case: GoldenCase, *, device: str = "cpu") -> CaseResult:
-    done = generate(replace(case.options, device=device), case.prompt_ids)
-    return CaseResult(case=case, **vars(done))
+    generated = generate(replace(case.options, device=device), case.prompt_ids)
+    return CaseResult(case=case, **vars(generated))
 
 
 def _value(entry: Any, key: str, kind: type, where: str) -> Any:
@@ -236,10 +236,10 @@ def _case(entry: Any, checkpoints: Mapping[str, Path], ties: str, where: str) ->
 
 def _check_params(method: str, params: Mapping[str, Any], where: str) -> None:
     """Raises UserError if a required parameter is missing, or if the replay would not apply a given one."""
-    upstream, dream, how = method.startswith("dllm_serve_upstream_"), method.startswith("dream_"), _METHODS[method]
-    asked = [name for name in how.generation.values() if isinstance(name, str)]
-    required = ["gen_length", *(["steps"] if how.steps else []), *how.params, *asked]
-    optional = {"block_length", "threshold", "factor", "cfg_scale", *how.optional}
+    upstream, dream, spec = method.startswith("dllm_serve_upstream_"), method.startswith("dream_"), _METHODS[method]
+    names = [name for name in spec.generation.values() if isinstance(name, str)]
+    required = ["gen_length", *(["steps"] if spec.steps else []), *spec.params, *names]
+    optional = {"block_length", "threshold", "factor", "cfg_scale", *spec.optional}
     if upstream:
         required.append("first_token_rule")
         # Options of the recorded run's own engine, whose schedule changes no ids.
@@ -251,7 +251,7 @@ def _check_params(method: str, params: Mapping[str, Any], where: str) -> None:
         raise UserError(f"{where} lacks params {', '.join(missing)}: method {method!r} needs them")
     applied: dict[str, tuple[object, ...]] = {"temperature": (0,)}
     applied |= {"alg_temp": (0,)} if dream else {"remasking": ("low_confidence",)}
-    applied |= {name: (value,) for name, value in how.applied.items()}
+    applied |= {name: (value,) for name, value in spec.applied.items()}
     if upstream:
         applied["head_select"] = (method.endswith("_head"),)
         if params["delay_step"] == 0:
@@ -264,44 +264,44 @@ def _check_params(method: str, params: Mapping[str, Any], where: str) -> None:
             name = _KIND_NAMES.get(kinds[-1], "a string")
             raise UserError(f"{where} has params {key}={value!r}, where {name} belongs: correct it")
         if value is not None and key in applied and value not in applied[key]:
-            only = " or ".join(map(repr, applied[key]))
-            raise UserError(f"{where} has params {key}={value!r}, but method {method!r} applies {only}: correct it")
+            allowed = " or ".join(map(repr, applied[key]))
+            raise UserError(f"{where} has params {key}={value!r}, but method {method!r} applies {allowed}: correct it")
 
 
 def _listed(value: Any) -> Any:
     """A list as the text of an option; semicolons separate inner lists."""
     if not isinstance(value, list):
         return value
-    return (";" if any(isinstance(each, list) for each in value) else ",").join(str(_listed(each)) for each in value)
+    return (";" if any(isinstance(item, list) for item in value) else ",").join(str(_listed(item)) for item in value)
 
 
 def _options(method: str, params: Mapping[str, Any], checkpoint: Path, ties: str) -> GenerateOptions:
     """The options that a user would give for this case."""
-    how = _METHODS[method]
+    spec = _METHODS[method]
     # Settings of the generation itself are also passed as options, so that a system without them refuses them.
     shared = {name: params[name] for name in ("threshold", "factor") if params.get(name) is not None}
     if params.get("cfg_scale"):
         shared["cfg_scale"] = params["cfg_scale"]
-    knobs = {**how.options, **{option: _listed(params[name]) for name, option in how.params.items()}}
-    knobs |= {option: params[name] or 0 for name, option in how.optional.items() if name in params}
-    asked = {n: params[value] if isinstance(value, str) else value for n, value in how.generation.items()}
-    own = {name: value for name, value in asked.items() if name not in EVERYONES}
-    knobs |= {**shared, **own}
-    if how.system == "dllm-serve" and params.get("first_token_rule") and knobs["refresh_delay"] > 0:
+    knobs = {**spec.options, **{option: _listed(params[name]) for name, option in spec.params.items()}}
+    knobs |= {option: params[name] or 0 for name, option in spec.optional.items() if name in params}
+    fields = {n: params[value] if isinstance(value, str) else value for n, value in spec.generation.items()}
+    specific = {name: value for name, value in fields.items() if name not in EVERYONES}
+    knobs |= {**shared, **specific}
+    if spec.system == "dllm-serve" and params.get("first_token_rule") and knobs["refresh_delay"] > 0:
         knobs["compat"] = "upstream"
     length = params["gen_length"]
-    has_blocks = params.get("block_length") is not None and "block_length" not in how.params
+    has_blocks = params.get("block_length") is not None and "block_length" not in spec.params
     generation = GenerationConfig(
         gen_length=length,
         block_length=params["block_length"] if has_blocks else length,
-        steps=params["steps"] if how.steps else length,
+        steps=params["steps"] if spec.steps else length,
         **shared,
-        **asked,
+        **fields,
     )
     # Parallel decoding commits by the level of confidence, so equal values have no order.
-    library = how.ties or (None if generation.is_parallel else "parity")
+    library = spec.ties or (None if generation.is_parallel else "parity")
     return GenerateOptions(
-        system=how.system,
+        system=spec.system,
         model=str(checkpoint),
         generation=generation,
         knobs=knobs,

@@ -75,10 +75,10 @@ def _compared(figure: str, path: Path, differs: str | None, how: str, command: s
 
 def check_results(root: Path, advance: Callable[[], None] = lambda: None) -> list[Checked]:
     """Check every figure, table, verdict and calibration report below ``root``. ``advance`` is called after each."""
-    found, tables = list[Checked](), list[RunTable]()
+    checks, tables = list[Checked](), list[RunTable]()
 
     def add(each: Checked) -> None:
-        found.append(each)
+        checks.append(each)
         advance()
 
     for path in tables_in(root):
@@ -88,9 +88,9 @@ def check_results(root: Path, advance: Callable[[], None] = lambda: None) -> lis
             add(Checked(figure=path.name, path=path, status="differs", reason=str(error)))
     for table in tables:
         add(check_figure(table))
-    for each in (*_check_digests(root, tables), *check_claims(root, tables)):
-        add(each)
-    return found
+    for checked in (*_check_digests(root, tables), *check_claims(root, tables)):
+        add(checked)
+    return checks
 
 
 # -- figures ----------------------------------------------------------------------------------------------
@@ -102,23 +102,23 @@ def check_figure(table: RunTable) -> Checked:
     try:
         if table.cells:
             reason = f"{len(table.runs)} runs"
-        differs = _other_words(table)
+        difference = _other_words(table)
     except (UserError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        differs = f"it cannot be drawn from {table.path.name} ({type(error).__name__}: {error})"
-    return _compared(table.entry.name, table.path, differs, f"{reason}, drawn again", command_of(table))
+        difference = f"it cannot be drawn from {table.path.name} ({type(error).__name__}: {error})"
+    return _compared(table.entry.name, table.path, difference, f"{reason}, drawn again", command_of(table))
 
 
 def _other_words(table: RunTable) -> str | None:
-    with TemporaryDirectory() as place, pictures("none"):
-        rendered = table.entry.load().render(table.runs, table.view, Path(place))
-        made = {path.name: path.read_bytes() for path in rendered.files if path.suffix in WORDS}
-    there = {path.name: path.read_bytes() for path in _files_of(table.stem)}
-    if unlike := sorted(there.keys() ^ made.keys()):
-        return f"{unlike[0]} is {'no longer drawn' if unlike[0] in there else 'missing'}"
-    for name, content in made.items():
-        if content != there[name]:
-            before, now = _first_difference(there[name].decode(), content.decode())
-            return f"{name} has {before!r}, where it is drawn now with {now!r}"
+    with TemporaryDirectory() as folder, pictures("none"):
+        rendered = table.entry.load().render(table.runs, table.view, Path(folder))
+        drawn = {path.name: path.read_bytes() for path in rendered.files if path.suffix in WORDS}
+    stored = {path.name: path.read_bytes() for path in _files_of(table.stem)}
+    if unmatched := sorted(stored.keys() ^ drawn.keys()):
+        return f"{unmatched[0]} is {'no longer drawn' if unmatched[0] in stored else 'missing'}"
+    for name, content in drawn.items():
+        if content != stored[name]:
+            old, new = _first_difference(stored[name].decode(), content.decode())
+            return f"{name} has {old!r}, where it is drawn now with {new!r}"
     if list(rendered.notes) != table.head["notes"]:
         return f"the notes in {table.path.name} are not those that it is drawn with now"
     return None if table.is_whole else f"{table.path.name} is not as it was written: draw the figure again"
@@ -143,21 +143,21 @@ _SHOWN = 60
 
 def _check_digests(root: Path, tables: Iterable[RunTable]) -> Iterator[Checked]:
     """Check tables without runs. Listed ones must be as they were made; an unlisted one is a fault."""
-    listed: dict[str, str] = {}
+    digests: dict[str, str] = {}
     if (path := root / WITHOUT_RUNS).is_file():
         _, *rows = csv.reader(io.StringIO(path.read_text(encoding="utf-8")))
-        listed = dict(rows)
-    of_tables = {path for table in tables for path in (table.path, *_files_of(table.stem))}
+        digests = dict(rows)
+    table_files = {path for table in tables for path in (table.path, *_files_of(table.stem))}
     for path in sorted(path for path in root.glob("*/*") if path.suffix in WORDS):
         is_result = path.parent.name not in OTHER_FOLDERS and path.name not in PAGES
-        if is_result and path not in of_tables and str(path.relative_to(root)) not in listed:
+        if is_result and path not in table_files and str(path.relative_to(root)) not in digests:
             reason = "nothing says what it was drawn from"
             yield Checked(figure=path.stem, path=path, status="differs", reason=reason)
     figures: dict[Path, list[str]] = {}
-    for name in listed:
+    for name in digests:
         figures.setdefault((root / name).with_suffix(""), []).append(name)
     for stem, names in figures.items():
-        changed = [name for name in names if _digest(root / name) != listed[name]]
+        changed = [name for name in names if _digest(root / name) != digests[name]]
         yield Checked(
             figure=stem.name,
             path=stem.with_suffix(".csv"),
@@ -175,17 +175,17 @@ def redraw(table: RunTable) -> list[Path]:
 
     Raises UserError if its CSV would change: only ``repro reproduce`` makes numbers."""
     csv_path = table.stem.with_name(table.stem.name + ".csv")
-    with TemporaryDirectory() as place:
-        rendered = table.entry.load().render(table.runs, table.view, Path(place))
-        made = {path.name: path.read_bytes() for path in rendered.files}
+    with TemporaryDirectory() as folder:
+        rendered = table.entry.load().render(table.runs, table.view, Path(folder))
+        contents = {path.name: path.read_bytes() for path in rendered.files}
     require(
-        made[csv_path.name] == csv_path.read_bytes(),
+        contents[csv_path.name] == csv_path.read_bytes(),
         f"{csv_path.name} has other numbers than are drawn now: run {command_of(table)}",
     )
-    made |= _with_notes(table, rendered.notes)
-    paths = [csv_path.with_name(name) for name in made]
-    changed = [path for path in paths if not path.is_file() or path.read_bytes() != made[path.name]]
-    return [replace_bytes(path, made[path.name]) for path in changed]
+    contents |= _with_notes(table, rendered.notes)
+    paths = [csv_path.with_name(name) for name in contents]
+    changed = [path for path in paths if not path.is_file() or path.read_bytes() != contents[path.name]]
+    return [replace_bytes(path, contents[path.name]) for path in changed]
 
 
 def _with_notes(table: RunTable, notes: Sequence[str]) -> dict[str, bytes]:
@@ -210,10 +210,10 @@ def check_claims(root: Path, tables: Iterable[RunTable]) -> Iterator[Checked]:
         path = root / f"claims-{paper}.csv"
         if path.is_file():
             try:
-                differs = _other_row(paper, path, usual)
+                difference = _other_row(paper, path, usual)
             except (UserError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                differs = f"they cannot be judged ({type(error).__name__}: {error})"
-            yield _compared("claims", path, differs, "judged again", "repro check-results --judge")
+                difference = f"they cannot be judged ({type(error).__name__}: {error})"
+            yield _compared("claims", path, difference, "judged again", "repro check-results --judge")
 
 
 def usual_tables(root: Path) -> dict[tuple[str, str], RunTable]:
@@ -241,20 +241,20 @@ def _runs_of(source: FigureSource, usual: Mapping[tuple[str, str], RunTable]) ->
     if table is None:
         return None
     by_key = {run.asked: run for run in table.runs}
-    found = [by_key.get(cell.key) for cell in source.cells]
-    runs: list[StoredRun] = [run for run in found if run is not None]
-    return runs if len(runs) == len(found) else None
+    matches = [by_key.get(cell.key) for cell in source.cells]
+    runs: list[StoredRun] = [run for run in matches if run is not None]
+    return runs if len(runs) == len(matches) else None
 
 
 def _other_row(paper: str, path: Path, usual: Mapping[tuple[str, str], RunTable]) -> str | None:
-    there, now = path.read_bytes().decode(), judged_text(paper, path, usual)
-    if there == now:
+    stored, new = path.read_bytes().decode(), judged_text(paper, path, usual)
+    if stored == new:
         return None
-    for before, after in zip_longest(*(csv.DictReader(io.StringIO(text)) for text in (there, now)), fillvalue={}):
+    for before, after in zip_longest(*(csv.DictReader(io.StringIO(text)) for text in (stored, new)), fillvalue={}):
         for name in claims_file.COLUMNS:
             if before.get(name) != after.get(name):
-                which = before.get("id") or after.get("id")
-                return f"{which} has {name}={before.get(name)!r}, where it is judged now {name}={after.get(name)!r}"
+                claim = before.get("id") or after.get("id")
+                return f"{claim} has {name}={before.get(name)!r}, where it is judged now {name}={after.get(name)!r}"
     return "it is not written as 'repro check-results --judge' writes it"
 
 
@@ -272,11 +272,11 @@ def check_reports() -> Iterator[Checked]:
     """Check every calibrated card's report: whole, of the stored constants, with verdicts and medians that follow from its values."""
     for card in PROTOCOLS:
         try:
-            differs = _other_report(card)
+            difference = _other_report(card)
         except (UserError, AttributeError, LookupError, TypeError, ValueError) as error:
-            differs = str(error)
+            difference = str(error)
         command = f"repro calibrate --platform {card} --keep"
-        yield _compared("calibration", report_path(card), differs, "judged again", command)
+        yield _compared("calibration", report_path(card), difference, "judged again", command)
 
 
 def _other_report(card: str) -> str | None:
@@ -287,10 +287,10 @@ def _other_report(card: str) -> str | None:
         return "it is not as it was written"
     claims = {claim.id: claim for claim in load_claims(DLLM_SERVE.name)}
     # Judge all claims together, because a claim that follows from a failed number fails too.
-    judged = judge_all([*claims.values()], [_reported(each, claims[each["claim"]]) for each in stored["comparisons"]])
-    again = json.loads(json.dumps(report(load_calibration(card), judged)))
-    others = [name for name, value in again.items() if stored[name] != value]
-    return f"its {others[0]} are not what claims.yaml, the stored constants and its values give" if others else None
+    judged = judge_all([*claims.values()], [_reported(row, claims[row["claim"]]) for row in stored["comparisons"]])
+    current = json.loads(json.dumps(report(load_calibration(card), judged)))
+    changed = [name for name, value in current.items() if stored[name] != value]
+    return f"its {changed[0]} are not what claims.yaml, the stored constants and its values give" if changed else None
 
 
 def _reported(each: Mapping[str, Any], claim: Claim) -> Finding:
@@ -312,29 +312,29 @@ ELSEWHERE = ("provenance",)
 
 def make_again(root: Path, most: int, seed: int = 0, advance: Callable[[], None] = lambda: None) -> list[Checked]:
     """Make ``most`` simulated runs of the tables below ``root`` again, drawn with ``seed`` and spread over the figures."""
-    found = []
-    for table, at in _sample([read_table(path) for path in tables_in(root)], most, random.Random(seed)):
+    checks = []
+    for table, key in _sample([read_table(path) for path in tables_in(root)], most, random.Random(seed)):
         name = table.entry.name
         try:
-            run = next(run for run in table.runs if run.asked == at)
+            run = next(run for run in table.runs if run.asked == key)
             name = f"{name}: {run.cell.folder_name}"
-            differs = _differs(table, run)
+            difference = _differs(table, run)
         except (UserError, RunError) as error:
-            differs = str(error)
-        found.append(_compared(name, table.path, differs, "made again, with the same numbers", command_of(table)))
+            difference = str(error)
+        checks.append(_compared(name, table.path, difference, "made again, with the same numbers", command_of(table)))
         advance()
-    return found
+    return checks
 
 
 def _sample(tables: Sequence[RunTable], most: int, draw: random.Random) -> Iterator[tuple[RunTable, str]]:
     """Yields the tables in turn, each with the asked key of one of its simulated rows."""
-    left = []
+    remaining = []
     for table in tables:
         rows = [row["asked"] for row in table.fixed if not row["obtained"].startswith("measured")]
-        left.append((table, draw.sample(rows, len(rows))))
-    draw.shuffle(left)
-    while most > 0 and any(rows for _, rows in left):
-        for table, rows in left:
+        remaining.append((table, draw.sample(rows, len(rows))))
+    draw.shuffle(remaining)
+    while most > 0 and any(rows for _, rows in remaining):
+        for table, rows in remaining:
             if rows and most > 0:
                 most -= 1
                 yield table, rows.pop()
@@ -348,9 +348,9 @@ def _differs(table: RunTable, stored: TableRun) -> str | None:
         return f"its key is {experiment.cell.key} today: its requests, settings, or the constants behind it are others"
     run = made(experiment)
     for place in table.places:
-        before, now = (_told(each, place) for each in (stored, run))
-        if place[0] not in ELSEWHERE and not _is_alike(before, now):
-            return f"{'/'.join(place)} is {before!r}, and {now!r} made again"
+        old, new = (_told(side, place) for side in (stored, run))
+        if place[0] not in ELSEWHERE and not _is_alike(old, new):
+            return f"{'/'.join(place)} is {old!r}, and {new!r} made again"
     if digest_of(run.summary) != stored.digest:
         return "a number that drawing does not read is another one made again"
     return None
