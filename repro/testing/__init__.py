@@ -37,15 +37,15 @@ class _Conformance:
     """Attributes that the subject takes in addition to ``make``."""
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        metafunc.parametrize("held", self._kind.properties, ids=[each.name for each in self._kind.properties])
+        metafunc.parametrize("held", self._kind.properties, ids=[prop.name for prop in self._kind.properties])
 
     def test_holds(self, held: Any) -> None:
-        mine = type(self)
-        subject = mine._subject(make=mine.make, **{name: getattr(mine, name) for name in mine._settings})
-        found = verdict(held, subject, examples=mine.examples, seed=mine.seed, without=mine.without)
-        if found.skipped is not None:
-            raise SkipTest(found.skipped)
-        assert found.failure is None, found.failure
+        suite = type(self)
+        subject = suite._subject(make=suite.make, **{name: getattr(suite, name) for name in suite._settings})
+        result = verdict(held, subject, examples=suite.examples, seed=suite.seed, without=suite.without)
+        if result.skipped is not None:
+            raise SkipTest(result.skipped)
+        assert result.failure is None, result.failure
 
     @classmethod
     def check(
@@ -53,9 +53,9 @@ class _Conformance:
     ) -> None:
         """Raise AssertionError, with one sentence, for the first property that does not hold. ``settings`` are the class's own."""
         subject = cls._subject(make=make, **settings)
-        for each in verdicts(cls._kind, subject, examples=examples, seed=seed, without=without):
-            if each.failure is not None:
-                raise AssertionError(each.failure)
+        for result in verdicts(cls._kind, subject, examples=examples, seed=seed, without=without):
+            if result.failure is not None:
+                raise AssertionError(result.failure)
 
 
 class SchedulerConformance(_Conformance):

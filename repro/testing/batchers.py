@@ -60,8 +60,8 @@ class BatchingPolicy(PlugIn):
 
     def policy(self, cap: int, max_num_seqs: int) -> Batching:
         sizes = dict(zip(_SIZES, (cap, max_num_seqs), strict=True))
-        found: Batching = made(self.make, **sizes, model=STEPS, slo=SLO)
-        return found
+        batching: Batching = made(self.make, **sizes, model=STEPS, slo=SLO)
+        return batching
 
     def watched(self, case: PrefillExample | Sessions) -> Watched:
         return Watched(self.policy(case.cap, case.max_num_seqs))
@@ -243,8 +243,8 @@ def _routed_waits(subject: Routing, case: PrefillExample | Sessions) -> None:
         tasks = case.simulate(router=subject.router()).tasks
         columns = (tasks[name] for name in ("task_id", "ready_s", "finished_s", "tokens"))
         stays = [
-            Stay(which, ready_s, finished_s, Linear().prefill_s(0, tokens, 1))
-            for which, ready_s, finished_s, tokens in zip(*columns, strict=True)
+            Stay(task_id, ready_s, finished_s, Linear().prefill_s(0, tokens, 1))
+            for task_id, ready_s, finished_s, tokens in zip(*columns, strict=True)
         ]
     else:
         stays = stays_of(case.simulate(make_router=subject.router))

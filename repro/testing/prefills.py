@@ -61,11 +61,11 @@ class Watched:
         self.__class__ = type(type(batching).__name__, (Watched,), {})  # type: ignore[assignment]
 
     def next_step(self, at: Situation, now: float) -> NextStep:
-        begun = {task.task_id for task in at.begun}
+        begun_ids = {task.task_id for task in at.begun}
         plan = self.batching.next_step(at, now)
-        if isinstance(plan, NextStep) and all(isinstance(each, Share) for each in plan.shares) and plan.shares:
+        if isinstance(plan, NextStep) and all(isinstance(share, Share) for share in plan.shares) and plan.shares:
             shares = tuple((task.task_id, tokens) for task, tokens in plan.shares)
-            needs = sum(at.need_of(task) for task, _ in plan.shares if task.task_id not in begun)
+            needs = sum(at.need_of(task) for task, _ in plan.shares if task.task_id not in begun_ids)
             self.steps.append(Step(now, shares, at.decoding if plan.decodes else 0, needs, at.room))
         return plan
 
@@ -86,7 +86,7 @@ class PrefillCase:
 
     def until(self, time_s: float) -> Self:
         """The case without arrivals at or after ``time_s``."""
-        return self.of(each for each in self.arrivals if each.arrival_s < time_s)
+        return self.of(arrival for arrival in self.arrivals if arrival.arrival_s < time_s)
 
     def named_otherwise(self, factor: int) -> Self:
         raise NotImplementedError
@@ -110,10 +110,10 @@ def unchanged_decisions(
     def causality(subject: Any, case_and_time: tuple[PrefillCase, float]) -> None:
         """Runs the whole case first. If the policy kept state elsewhere, the second run would then know its future."""
         case, time_s = case_and_time
-        known = case.until(time_s)
-        if not known.arrivals:
+        prefix = case.until(time_s)
+        if not prefix.arrivals:
             return
-        whole, part = ([each for each in decided(subject, one) if each[0] < time_s] for one in (case, known))
+        whole, part = ([each for each in decided(subject, one) if each[0] < time_s] for one in (case, prefix))
         check_alike(whole, part, f"nothing comes from {time_s:.4g} s on", said=said, count=count)
 
     def otherwise(source: Source, subject: Any) -> tuple[PrefillCase, int]:
@@ -121,10 +121,10 @@ def unchanged_decisions(
 
     def same_names(subject: Any, case_and_factor: tuple[PrefillCase, int]) -> None:
         case, factor = case_and_factor
-        ids = sorted({each.session_id for each in case.arrivals})
-        names = ", ".join(f"{which} is {other_name(which, factor)}" for which in ids)
-        others = decided(subject, case.named_otherwise(factor))
-        check_alike(decided(subject, case), others, f"ids of sessions are others ({names})", said=said, count=count)
+        ids = sorted({arrival.session_id for arrival in case.arrivals})
+        names = ", ".join(f"{session_id} is {other_name(session_id, factor)}" for session_id in ids)
+        renamed = decided(subject, case.named_otherwise(factor))
+        check_alike(decided(subject, case), renamed, f"ids of sessions are others ({names})", said=said, count=count)
 
     return (
         Property(name="causality", draw=cut, check=causality),
@@ -198,11 +198,11 @@ def draw_siege(source: Source, cap: int, **fields: Any) -> PrefillExample:
     lengths = (max(1, cap // 16), max(1, cap // 4), cap)
     turns = [_turn(source, 0.0, index, source.one_of(lengths)) for index in range(source.whole(1, 3))]
     turns.append(_turn(source, source.whole(0, 5) * 1e-3, len(turns), source.one_of(lengths)))
-    like, turn, begin_s = source.one_of(lengths), source.one_of((0, 1)), turns[-1].arrival_s
+    tokens, turn, begin_s = source.one_of(lengths), source.one_of((0, 1)), turns[-1].arrival_s
     # This is too fast even for policies that run many prefills in a step.
-    gap_s = 0.8 * STEPS.token_s * like / fields.get("num_instances", 1)
-    for index in range(max(80, 40 * cap // (like + 50))):
-        turns.append(Turn(begin_s + gap_s * index, len(turns), turn, turn, like))
+    gap_s = 0.8 * STEPS.token_s * tokens / fields.get("num_instances", 1)
+    for index in range(max(80, 40 * cap // (tokens + 50))):
+        turns.append(Turn(begin_s + gap_s * index, len(turns), turn, turn, tokens))
     return PrefillExample(turns=tuple(turns), cap=cap, max_num_seqs=source.whole(1, 6), **fields)
 
 
@@ -217,12 +217,12 @@ def stays_of(requests: Table) -> list[Stay]:
     """The stay of every request. Raises AssertionError if one is never prefilled."""
     stays = []
     columns = (requests[name] for name in ("request_id", "arrival_s", "finished_s", "tokens"))
-    for which, arrival_s, finished_s, tokens in zip(*columns, strict=True):
+    for request_id, arrival_s, finished_s, tokens in zip(*columns, strict=True):
         if finished_s is None:
             raise AssertionError(
-                f"request {which}, which comes at {arrival_s:.4g} s with {tokens} tokens, is never prefilled"
+                f"request {request_id}, which comes at {arrival_s:.4g} s with {tokens} tokens, is never prefilled"
             )
-        stays.append(Stay(which, arrival_s, finished_s, STEPS.prefill_s(0, tokens)))
+        stays.append(Stay(request_id, arrival_s, finished_s, STEPS.prefill_s(0, tokens)))
     return stays
 
 
@@ -246,13 +246,13 @@ class Sessions(PrefillCase):
         make_queue: Callable[[], PrefillQueue] = PrefillQueue,
         binder: Binder | None = None,
     ) -> ClusterRun:
-        built = DecodeSimulation(binder=binder or LeastKvMemory(), router=router or Local(), estimator=Linear())
+        cluster = DecodeSimulation(binder=binder or LeastKvMemory(), router=router or Local(), estimator=Linear())
         for index in range(self.num_homes):
             parts = Parts(worker_id=index, cost=Linear(), queue=make_queue(), batching=batching)
-            built.add(DecodeWorker(built, kv_capacity=self.kv_capacity, **parts))
+            cluster.add(DecodeWorker(cluster, kv_capacity=self.kv_capacity, **parts))
         for index in range(self.num_prefills):
-            built.add(PrefillWorker(built, worker_id=100 + index, cost=Linear(), queue=PrefillQueue()))
-        return built.run(OpenLoop(sessions=self.sessions))
+            cluster.add(PrefillWorker(cluster, worker_id=100 + index, cost=Linear(), queue=PrefillQueue()))
+        return cluster.run(OpenLoop(sessions=self.sessions))
 
     @property
     def arrivals(self) -> tuple[Session, ...]:
@@ -262,7 +262,7 @@ class Sessions(PrefillCase):
         return replace(self, sessions=tuple(arrivals))
 
     def named_otherwise(self, factor: int) -> "Sessions":
-        return self.of(replace(each, session_id=other_name(each.session_id, factor)) for each in self.sessions)
+        return self.of(replace(session, session_id=other_name(session.session_id, factor)) for session in self.sessions)
 
 
 def draw_sessions(source: Source, cap: int, *, is_tight: bool = False, **fields: Any) -> Sessions:
@@ -276,7 +276,7 @@ def draw_sessions(source: Source, cap: int, *, is_tight: bool = False, **fields:
         ]
         sessions.append(Session(index, now_ms * 1e-3, tuple(rounds)))
     if is_tight:
-        fields["kv_capacity"] = max(each.context_tokens for each in sessions) + 1 + source.whole(0, 2 * cap)
+        fields["kv_capacity"] = max(session.context_tokens for session in sessions) + 1 + source.whole(0, 2 * cap)
     return Sessions(sessions=tuple(sessions), cap=cap, max_num_seqs=8, **fields)
 
 
@@ -294,7 +294,7 @@ def check_sessions(run: ClusterRun, sessions: Sequence[Session]) -> None:
             raise AssertionError(
                 f"session {which} is not finished when nothing happens any more, at {run.facts['end_s']:.4g} s"
             )
-    due = sorted((each.session_id, index) for each in sessions for index in range(len(each.rounds)))
+    due = sorted((session.session_id, index) for session in sessions for index in range(len(session.rounds)))
     if sorted(zip(run.rounds["session_id"], run.rounds["round"], strict=True)) != due:
         raise AssertionError(f"{len(run.rounds['round'])} rounds were served, {len(due)} are due")
     for which, computed, tokens in zip(

@@ -28,8 +28,8 @@ class Source:
         return int(self._draw(self._strategies.integers(least, most)))
 
     def one_of(self, options: Sequence[T]) -> T:
-        found: T = self._draw(self._strategies.sampled_from(options))
-        return found
+        choice: T = self._draw(self._strategies.sampled_from(options))
+        return choice
 
 
 MOST_SHORTER = 150
@@ -82,7 +82,7 @@ def tried(draw: Callable[[Source], Case], check: Callable[[Case], None], *, exam
             raise
 
     # hypothesis stores what it reads in the sources, by default in the working directory. The setting is global, so it is restored.
-    before = getattr(configuration, "__hypothesis_home_directory", None)
+    old_dir = getattr(configuration, "__hypothesis_home_directory", None)
     with TemporaryDirectory() as folder:
         configuration.set_hypothesis_home_dir(folder)
         try:
@@ -94,7 +94,7 @@ def tried(draw: Callable[[Source], Case], check: Callable[[Case], None], *, exam
             if not failures:
                 raise
         finally:
-            configuration.set_hypothesis_home_dir(before)
+            configuration.set_hypothesis_home_dir(old_dir)
     return Tried(num, failures[-1] if failures else None)
 
 
@@ -132,11 +132,11 @@ def verdicts(
     kind: Kind[Subject], subject: Subject, *, examples: int = EXAMPLES, seed: int = 0, without: Collection[str] = ()
 ) -> Iterator[PropertyResult]:
     """Yield one result per property, in order. Properties in ``without``, which the author says do not hold, are skipped."""
-    known = [each.name for each in kind.properties]
+    names = [prop.name for prop in kind.properties]
     for name in without:
-        require(name in known, f"without={name!r} is no property of a {kind.name}: use one of {', '.join(known)}")
-    for each in kind.properties:
-        yield verdict(each, subject, examples=examples, seed=seed, without=without)
+        require(name in names, f"without={name!r} is no property of a {kind.name}: use one of {', '.join(names)}")
+    for prop in kind.properties:
+        yield verdict(prop, subject, examples=examples, seed=seed, without=without)
 
 
 def verdict(
@@ -228,8 +228,8 @@ def in_order(ahead: Ahead) -> float:
 
 def bound_of(plug_in: Any, longest_wait: Bound | None) -> Bound:
     """The stated bound: ``longest_wait``, the plug-in's own, or else ``in_order``."""
-    found: Bound = longest_wait or getattr(plug_in, "longest_wait", None) or in_order
-    return found
+    chosen: Bound = longest_wait or getattr(plug_in, "longest_wait", None) or in_order
+    return chosen
 
 
 def unbounded(bound: Bound) -> str | None:
@@ -252,18 +252,18 @@ class Stay(NamedTuple):
 
 def check_waits(stays: Collection[Stay], *, step: float, bound: Bound, unit: str) -> None:
     """Check that every stay is within the bound. ``stays`` are in order of arrival."""
-    longest = max(each.work for each in stays)
-    before: list[Stay] = []
-    for each in stays:
-        before = [other for other in before if other.ended > each.came]
-        before.append(each)
-        ahead = Ahead(len(before), sum(other.work for other in before), longest, step)
-        most, took = asked(bound, ahead), each.ended - each.came
-        if not took <= most * (1 + 1e-9) + 1e-9:
-            at = f"in step {each.came:g}" if unit == "steps" else f"at {each.came:.4g} {unit}"
+    longest = max(stay.work for stay in stays)
+    present: list[Stay] = []
+    for stay in stays:
+        present = [other for other in present if other.ended > stay.came]
+        present.append(stay)
+        ahead = Ahead(len(present), sum(other.work for other in present), longest, step)
+        limit, took = asked(bound, ahead), stay.ended - stay.came
+        if not took <= limit * (1 + 1e-9) + 1e-9:
+            arrival = f"in step {stay.came:g}" if unit == "steps" else f"at {stay.came:.4g} {unit}"
             others = f"{ahead.requests - 1} other{'' if ahead.requests == 2 else 's'}"
             raise AssertionError(
-                f"request {each.request} comes {at} and ends {took:.4g} {unit} later; behind {others}, "
-                f"{ahead.work:.4g} {unit} of work with its own, {most:.4g} {unit} is the most "
+                f"request {stay.request} comes {arrival} and ends {took:.4g} {unit} later; behind {others}, "
+                f"{ahead.work:.4g} {unit} of work with its own, {limit:.4g} {unit} is the most "
                 + ("that first come, first served takes" if bound is in_order else "by its longest_wait")
             )

@@ -104,8 +104,8 @@ def run(make: Any, case: Case, executor: Executor) -> Run:
         done.plans.append(watched.plan)
         if record is None:
             if engine.has_work and not pending:
-                left = ", ".join(str(each) for each in done.came if each not in done.ended.keys() | done.gone)
-                raise AssertionError(f"step {index} plans nothing, where requests {left} are not finished")
+                unfinished = ", ".join(str(each) for each in done.came if each not in done.ended.keys() | done.gone)
+                raise AssertionError(f"step {index} plans nothing, where requests {unfinished} are not finished")
             continue
         done.ended.update(dict.fromkeys(record.done.finished, index))
         done.gone.update(request_id for request_id, _ in record.done.failed)
@@ -185,8 +185,8 @@ class Late:
         return
 
     def times(self) -> Mapping[int, DeviceTimes]:
-        told, self._times = self._times, {}
-        return told
+        times, self._times = self._times, {}
+        return times
 
     def release(self, request_id: int) -> tuple[int, ...] | None:
         request = self._requests.pop(request_id, None)
@@ -205,7 +205,7 @@ def with_ids(case: Case) -> Case:
     """The case with the token ids of its prompts, and not only their lengths."""
     arrivals = []
     for step, request in case.arrivals:
-        prompt = tuple((31 * request.request_id + 7 * place) % 997 for place in range(request.prompt_len))
+        prompt = tuple((31 * request.request_id + 7 * index) % 997 for index in range(request.prompt_len))
         arrivals.append((step, replace(request, prompt_ids=prompt)))
     return replace(case, arrivals=tuple(arrivals))
 
@@ -239,12 +239,12 @@ class Scheduling:
     @cached_property
     def _one(self) -> Scheduler:
         try:
-            found = asked(self.make, EngineConfig(), KvPool(1), DelayedCache(), exact_steps=False)
+            scheduler = asked(self.make, EngineConfig(), KvPool(1), DelayedCache(), exact_steps=False)
         except RunError as error:
             raise UserError(f"no scheduler is made of config, pool, rule and exact_steps: {error}") from error
-        if not isinstance(found, Scheduler):
-            raise UserError(f"{found!r:.80} is no Scheduler: name a subclass, or what makes one")
-        return found
+        if not isinstance(scheduler, Scheduler):
+            raise UserError(f"{scheduler!r:.80} is no Scheduler: name a subclass, or what makes one")
+        return scheduler
 
     @cached_property
     def bound(self) -> Bound:
@@ -303,10 +303,10 @@ def _open_ended(source: Source, subject: Scheduling) -> Case:
     threshold, stops = source.one_of((None, 0.5)), source.one_of((False, True))
     arrivals = []
     for step, request in case.arrivals:
-        is_some = source.one_of((False, True))
+        changes = source.one_of((False, True))
         stop = stops and request.generation.num_blocks > 1
         generation = replace(request.generation, threshold=threshold, stop_at_eos=stop)
-        arrivals.append((step, replace(request, generation=generation) if is_some else request))
+        arrivals.append((step, replace(request, generation=generation) if changes else request))
     return replace(case, arrivals=tuple(arrivals), salt=source.whole(0, 99))
 
 
@@ -321,11 +321,11 @@ def _besieged(source: Source, subject: Scheduling) -> Case:
     """One request after a few others, and then a stream of equal requests that keep every slot taken."""
     slots = source.whole(1, 3)
     residents = [(0, _request(source, index, is_crowded=False)) for index in range(source.whole(1, slots + 1))]
-    victim, like = (_request(source, 0, is_crowded=source.one_of((False, True))) for _ in range(2))
+    victim, template = (_request(source, 0, is_crowded=source.one_of((False, True))) for _ in range(2))
     arrivals = [*residents, (source.whole(0, 3), replace(victim, request_id=len(residents)))]
     gap = source.whole(1, 3)
     for index in range(60):
-        arrivals.append((4 + gap * index, replace(like, request_id=len(arrivals))))
+        arrivals.append((4 + gap * index, replace(template, request_id=len(arrivals))))
     return _case(source, arrivals, slots=slots, spare=source.whole(0, MOST_TOKENS))
 
 
@@ -352,33 +352,33 @@ def _conservation(subject: Scheduling, case: Case) -> None:
 
 
 def _check_ended(done: Run) -> None:
-    for which, step in done.came.items():
-        if which not in done.ended and which not in done.gone:
+    for request_id, step in done.came.items():
+        if request_id not in done.ended and request_id not in done.gone:
             raise AssertionError(
-                f"request {which}, which came in step {step}, is not finished when all is over after {len(done.plans)} steps"
+                f"request {request_id}, which came in step {step}, is not finished when all is over after {len(done.plans)} steps"
             )
 
 
 def _cap(subject: Scheduling, case: Case) -> None:
-    most = case.config.max_num_batched_tokens
+    limit = case.config.max_num_batched_tokens
     for index, plan in enumerate(run(subject.make, case, Late(case)).plans):
         if plan is None:
             continue
         computed = sum(item.query_tokens for item in plan.items)
-        if computed > most or plan.scheduled_tokens > most:
-            what = "computes" if computed > most else "is charged"
+        if computed > limit or plan.scheduled_tokens > limit:
+            verb = "computes" if computed > limit else "is charged"
             num = max(computed, plan.scheduled_tokens)
-            raise AssertionError(f"step {index} {what} {num} query tokens, max_num_batched_tokens={most}")
+            raise AssertionError(f"step {index} {verb} {num} query tokens, max_num_batched_tokens={limit}")
 
 
 def _causality(subject: Scheduling, case_and_step: tuple[Case, int]) -> None:
     """Runs the whole case first. If the scheduler kept state elsewhere, the second run would then know its future."""
     case, step = case_and_step
-    known = replace(case, arrivals=tuple(arrival for arrival in case.arrivals if arrival[0] < step))
-    if not known.arrivals:
+    prefix = replace(case, arrivals=tuple(arrival for arrival in case.arrivals if arrival[0] < step))
+    if not prefix.arrivals:
         return
     whole = run(subject.make, case, charged(case)).plans[:step]
-    cut = run(subject.make, known, charged(known)).plans[:step]
+    cut = run(subject.make, prefix, charged(prefix)).plans[:step]
     # A run that has ended runs nothing.
     cut += [None] * (len(whole) - len(cut))
     _check_alike(whole, cut, f"nothing comes from step {step} on")
@@ -387,18 +387,18 @@ def _causality(subject: Scheduling, case_and_step: tuple[Case, int]) -> None:
 def _same_everywhere(subject: Scheduling, case: Case) -> None:
     ids = {request.request_id: request.request_id for _, request in case.arrivals}
     simulated = run(subject.make, case, charged(case)).plans
-    real = run(subject.make, with_ids(case), Late(case)).plans
-    _check_alike(renamed(simulated, ids), renamed(real, ids), "prompts have ids and a device runs the steps")
+    executed = run(subject.make, with_ids(case), Late(case)).plans
+    _check_alike(renamed(simulated, ids), renamed(executed, ids), "prompts have ids and a device runs the steps")
 
 
 def _same_names(subject: Scheduling, case_and_ids: tuple[Case, dict[int, int]]) -> None:
     case, ids = case_and_ids
-    before = run(subject.make, case, charged(case)).plans
-    other = named_otherwise(case, ids)
-    after = run(subject.make, other, charged(other)).plans
-    said = ", ".join(f"{old} is {new}" for old, new in ids.items())
-    back = {new: old for old, new in ids.items()}
-    _check_alike(renamed(before, {old: old for old in ids}), renamed(after, back), f"ids are others ({said})")
+    old_plans = run(subject.make, case, charged(case)).plans
+    other_case = named_otherwise(case, ids)
+    new_plans = run(subject.make, other_case, charged(other_case)).plans
+    text = ", ".join(f"{old} is {new}" for old, new in ids.items())
+    old_ids = {new: old for old, new in ids.items()}
+    _check_alike(renamed(old_plans, {old: old for old in ids}), renamed(new_plans, old_ids), f"ids are others ({text})")
 
 
 def _check_alike(plans: Sequence[StepPlan | None], others: Sequence[StepPlan | None], where: str) -> None:
@@ -417,15 +417,15 @@ def _said(plan: StepPlan | None) -> str:
 
 def _no_starvation(subject: Scheduling, case: Case) -> None:
     done = run(subject.make, case, charged(case))
-    of = {request.request_id: request for _, request in case.arrivals}
+    requests = {request.request_id: request for _, request in case.arrivals}
     _check_ended(done)
     works: dict[Request, int] = {}
     stays = []
-    for which, came in done.came.items():
-        alike = replace(of[which], request_id=0)
-        if alike not in works:
-            works[alike] = case.work(alike)
-        stays.append(Stay(which, came, done.ended[which] + 1, works[alike]))
+    for request_id, came in done.came.items():
+        key = replace(requests[request_id], request_id=0)
+        if key not in works:
+            works[key] = case.work(key)
+        stays.append(Stay(request_id, came, done.ended[request_id] + 1, works[key]))
     check_waits(stays, step=1, bound=bound_of(done.scheduler, subject.longest_wait), unit="steps")
 
 
@@ -459,8 +459,8 @@ class Refreshing(PlugIn):
         return self.rule()
 
     def rule(self) -> RefreshRule:
-        found: RefreshRule = made(self.make)
-        return found
+        rule: RefreshRule = made(self.make)
+        return rule
 
     @property
     def lacks_data(self) -> str | None:
@@ -483,17 +483,17 @@ def _requests(source: Source, subject: Refreshing) -> tuple[tuple[int, Request],
 
 def _phases(rule: RefreshRule, arrivals: Sequence[tuple[int, Request]]) -> dict[int, list[Phase]]:
     """The phases of each request's steps, if all requests that have begun run in every step and share the rule."""
-    found: dict[int, list[Phase]] = {request.request_id: [] for _, request in arrivals}
+    phases: dict[int, list[Phase]] = {request.request_id: [] for _, request in arrivals}
     pending, live, step = [*arrivals], list[Live](), 0
     while pending or live:
         while pending and pending[0][0] <= step:
             live.append(Live(pending.pop(0)[1], rule, EngineConfig()))
         for sequence in live:
-            found[sequence.request.request_id].append(sequence.phase)
+            phases[sequence.request.request_id].append(sequence.phase)
             sequence.advance(sequence.quota)
         live = [sequence for sequence in live if not sequence.is_finished]
         step += 1
-    return found
+    return phases
 
 
 def _independence(subject: Refreshing, arrivals: Sequence[tuple[int, Request]]) -> None:
@@ -517,7 +517,7 @@ def _due(subject: Refreshing, arrivals: Sequence[tuple[int, Request]]) -> None:
     rule = subject.rule()
     requests = [request for _, request in arrivals]
     check_rule(rule, max(request.generation.steps for request in requests))
-    rows = max(cache_rows(each.total_len, each.generation, _SPARSITY, rule.window) for each in requests)
+    rows = max(cache_rows(request.total_len, request.generation, _SPARSITY, rule.window) for request in requests)
     config = EngineConfig(max_num_batched_tokens=200, max_num_seqs=4, max_model_len=200)
     case = Case(config=config, kv_rows=3 * rows, rule=rule, exact_steps=False, arrivals=tuple(arrivals))
     expected = subject.rule()
