@@ -33,8 +33,8 @@ class Point:
 
     def verdicts(self, column: str = "correct") -> list[bool]:
         """Verdicts by seed and problem; empty if an answer was not graded."""
-        found = [verdict for run in self.valid_runs for verdict in run.record.requests[column]]
-        return [] if None in found else found
+        verdicts = [verdict for run in self.valid_runs for verdict in run.record.requests[column]]
+        return [] if None in verdicts else verdicts
 
     def share(self, column: str = "correct") -> Mapping[str, Any] | None:
         """The share solved, with Wilson's 95 % interval; None if nothing was graded."""
@@ -56,12 +56,12 @@ class Point:
 
     def mean(self, of: str) -> float | None:
         """Mean over the valid runs that have ``of``: ``throughput_tok_s``, ``tokens_per_processor_s`` or ``cache_rows``."""
-        known = {
+        getters = {
             "throughput_tok_s": lambda run: run.summary["throughput_tok_s"],
             "tokens_per_processor_s": lambda run: run.tokens_per_processor_s,
             "cache_rows": cache_rows,
         }
-        values = [known[of](run) for run in self.valid_runs]
+        values = [getters[of](run) for run in self.valid_runs]
         return mean_interval([value for value in values if value is not None]).mean
 
 
@@ -90,8 +90,8 @@ class Curve:
     @property
     def label(self) -> str:
         first = self.points[0]
-        told = [f"{name}={value}" for name, value in first.knobs.items() if name != self.axis]
-        return ", ".join([first.runs[0].title, *told])
+        settings = [f"{name}={value}" for name, value in first.knobs.items() if name != self.axis]
+        return ", ".join([first.runs[0].title, *settings])
 
 
 def axis_of(varied: Mapping[str, Sequence[Scalar]]) -> str | None:
@@ -113,39 +113,39 @@ def references_of(cells: Sequence[Cell], axis: str | None) -> list[Cell]:
         for cell in cells
         if cell.knob_values.get(RETENTION) is not None
     )
-    return [each for each in dict.fromkeys(dense) if each not in cells]
+    return [cell for cell in dict.fromkeys(dense) if cell not in cells]
 
 
 def curves_of(runs: Sequence[StoredRun], num_asked: int, names: Sequence[str], axis: str | None) -> list[Curve]:
     """Group runs into curves. Runs after the first ``num_asked`` are references. ``names`` are the knobs with several values."""
-    held: dict[tuple[Any, ...], list[StoredRun]] = {}
-    asked = {run.cell.key for run in runs[:num_asked]}
+    groups: dict[tuple[Any, ...], list[StoredRun]] = {}
+    keys = {run.cell.key for run in runs[:num_asked]}
     for run in {run.cell.key: run for run in runs}.values():
         knobs = run.cell.knob_values
         setting = tuple((name, knobs.get(name)) for name in names)
-        held.setdefault((run.cell.dataset, run.cell.system, setting), []).append(run)
+        groups.setdefault((run.cell.dataset, run.cell.system, setting), []).append(run)
     points = [
         Point(
             task=task,
             system=system,
             knobs=dict(setting),
-            runs=tuple(sorted(own, key=lambda run: run.cell.seed)),
-            is_reference=not any(run.cell.key in asked for run in own),
+            runs=tuple(sorted(group, key=lambda run: run.cell.seed)),
+            is_reference=not any(run.cell.key in keys for run in group),
         )
-        for (task, system, setting), own in held.items()
+        for (task, system, setting), group in groups.items()
     ]
     lines: dict[tuple[Any, ...], list[Point]] = {}
     for point in points:
         is_placed = axis is not None and point.knobs.get(axis) is not None
-        rest = tuple(each for each in point.knobs.items() if each[0] != axis)
+        rest = tuple(pair for pair in point.knobs.items() if pair[0] != axis)
         line = (point.task, point.system, rest) if is_placed else (point.task,)
         lines.setdefault(line, []).append(point)
-    found = []
-    for key, own in lines.items():
-        on = axis if len(key) > 1 else None
-        if on is not None:
-            own.sort(key=lambda point: float(point.knobs[on]))  # type: ignore[arg-type]
-        reference = own[-1] if on == RETENTION else own[0]
-        kept = tuple(point for point in own if not point.is_reference)
-        found.append(Curve(axis=on, points=kept, reference=reference))
-    return found
+    curves = []
+    for key, members in lines.items():
+        own_axis = axis if len(key) > 1 else None
+        if own_axis is not None:
+            members.sort(key=lambda point: float(point.knobs[own_axis]))  # type: ignore[arg-type]
+        reference = members[-1] if own_axis == RETENTION else members[0]
+        kept = tuple(point for point in members if not point.is_reference)
+        curves.append(Curve(axis=own_axis, points=kept, reference=reference))
+    return curves

@@ -43,14 +43,14 @@ class Folder:
     def warning(self) -> str | None:
         if not self.left_out:
             return None
-        name, why = next(iter(self.left_out.items()))
+        name, reason = next(iter(self.left_out.items()))
         more = f", and {len(self.left_out) - 1} more" if len(self.left_out) > 1 else ""
-        return f"left out of {self.root}: {name} ({why}){more}"
+        return f"left out of {self.root}: {name} ({reason}){more}"
 
 
 def folder_of(root: Path, name: str = "folder") -> Folder:
     """Read all runs of a folder. Raises UserError if it holds none."""
-    read: dict[bytes, StoredRun] = {}
+    by_content: dict[bytes, StoredRun] = {}
     left_out = {}
     for file in run_files(readable_folder(name, root)):
         try:
@@ -61,18 +61,18 @@ def folder_of(root: Path, name: str = "folder") -> Folder:
             left_out[file.name] = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         else:
             # A copy is no second run: keep the file that has the run's own name.
-            other = read.get(run.content)
+            other = by_content.get(run.content)
             kept = run if other is None or file.name.startswith(run.cell.folder_name) else other
-            read[run.content] = kept
+            by_content[run.content] = kept
             if other is not None:
                 copy = other if kept is run else run
                 left_out[copy.file.name] = f"a copy of {kept.file.name}"
-    runs = sorted(read.values(), key=lambda run: run.file)
-    found = Folder(root=root, runs=tuple(runs), left_out=left_out)
+    runs = sorted(by_content.values(), key=lambda run: run.file)
+    folder = Folder(root=root, runs=tuple(runs), left_out=left_out)
     if not runs:
-        why = f" that can be read ({found.warning})" if left_out else ""
-        raise UserError(f"{name}={str(root)!r} holds no run{why}: give a folder that runs were made in (--result-dir)")
-    return found
+        hint = f" that can be read ({folder.warning})" if left_out else ""
+        raise UserError(f"{name}={str(root)!r} holds no run{hint}: give a folder that runs were made in (--result-dir)")
+    return folder
 
 
 def run_files(root: Path) -> list[Path]:
@@ -84,8 +84,8 @@ def name_of(run: StoredRun) -> str:
 
 
 def commit_of(run: StoredRun) -> str | None:
-    found = run.provenance["git"]["commit"]
-    return None if found is None else str(found)
+    commit = run.provenance["git"]["commit"]
+    return None if commit is None else str(commit)
 
 
 def numbers_of(run: StoredRun) -> dict[str, float | None]:
@@ -104,24 +104,24 @@ def _flat(found: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, flo
 def _row(run: StoredRun) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The cell's fields; its knobs; and how the run came about, with every metric."""
     cell = run.cell.written()
-    asked = {"run": name_of(run), **{name: cell[name] for name in FIELDS}}
-    how = {"obtained": run.obtained, "valid": run.validity.valid, "commit": commit_of(run), "code": run.code_digest}
+    fields = {"run": name_of(run), **{name: cell[name] for name in FIELDS}}
+    origin = {"obtained": run.obtained, "valid": run.validity.valid, "commit": commit_of(run), "code": run.code_digest}
     # The column tells rows of different machines apart.
     machine = {} if run.machine is None else {"machine": json.dumps(run.machine, sort_keys=True)}
     ran = {} if run.ran is None else {"ran": run.ran}
-    made = {**how, **machine, **ran, **numbers_of(run)}
+    rest = {**origin, **machine, **ran, **numbers_of(run)}
     # Keep the names of knobs and metrics distinct, because a plug-in may choose any name.
-    knobs = {f"knob.{name}" if name in asked or name in made else name: cell["knobs"][name] for name in run.cell.asked}
-    return asked, knobs, made
+    knobs = {f"knob.{name}" if name in fields or name in rest else name: cell["knobs"][name] for name in run.cell.asked}
+    return fields, knobs, rest
 
 
 def frame_of(runs: Sequence[StoredRun]) -> "pd.DataFrame":
     """A table with a row per run: fields, knobs by name, then the rest as it comes. Values that a run lacks are missing."""
     import pandas as pd
 
-    asked, knobs, made = (list(parts) for parts in zip(*map(_row, runs), strict=True))
-    names = [*asked[0], *sorted({name for each in knobs for name in each}), *dict.fromkeys(itertools.chain(*made))]
-    return pd.DataFrame([{**a, **b, **c} for a, b, c in zip(asked, knobs, made, strict=True)], columns=names)
+    fields, knobs, rest = (list(parts) for parts in zip(*map(_row, runs), strict=True))
+    names = [*fields[0], *sorted({name for row in knobs for name in row}), *dict.fromkeys(itertools.chain(*rest))]
+    return pd.DataFrame([{**a, **b, **c} for a, b, c in zip(fields, knobs, rest, strict=True)], columns=names)
 
 
 def write_frame(frame: "pd.DataFrame", kind: str, out: Path) -> None:
@@ -157,47 +157,47 @@ class Side:
 
 def sides_of(a: object, b: object, root: Path) -> tuple[Side, Side]:
     """Resolve both sides. A text selects among the runs in ``root``, unless it names a folder. A list of runs is taken as it is."""
-    read: dict[Path, Folder] = {}
+    folders: dict[Path, Folder] = {}
 
     def side(name: str, given: object) -> Side:
         if isinstance(given, str | Path):
-            return _selected(name, str(given), root, read)
+            return _selected(name, str(given), root, folders)
         if isinstance(given, Sequence) and given and all(isinstance(run, StoredRun) for run in given):
             return Side(name=name, said=f"{len(given)} runs", runs=tuple(given))
         raise UserError(f"{name}={given!r} is no side to compare: give a folder, a selector or a list of stored runs")
 
     first, second = side("a", a), side("b", b)
-    own, others = ({run.file for run in each.runs} for each in (first, second))
-    if own == others:
+    left, right = ({run.file for run in each.runs} for each in (first, second))
+    if left == right:
         raise UserError(f"{first} and {second} are the same runs: tell them apart, as in laps@code=CODE")
-    if own < others:
-        return first, replace(second, runs=tuple(run for run in second.runs if run.file not in own))
-    if others < own:
-        return replace(first, runs=tuple(run for run in first.runs if run.file not in others)), second
-    require(not own & others, f"{first} and {second} have {len(own & others)} runs in common: say more of one of them")
+    if left < right:
+        return first, replace(second, runs=tuple(run for run in second.runs if run.file not in left))
+    if right < left:
+        return replace(first, runs=tuple(run for run in first.runs if run.file not in right)), second
+    require(not left & right, f"{first} and {second} have {len(left & right)} runs in common: say more of one of them")
     return first, second
 
 
 def _selected(name: str, text: str, root: Path, read: dict[Path, Folder]) -> Side:
     require(bool(text.strip()), f"{name}={text!r} says nothing: give a folder, a system or a run's name")
-    where, _, conditions = (text, "", "") if holds_runs(text) else text.partition("@")
-    is_folder = holds_runs(where) or (bool(where) and Path(where).is_dir())
-    place = Path(where) if is_folder else root
-    if place not in read:
-        read[place] = folder_of(place, name if is_folder else "result_dir")
-    runs: Sequence[StoredRun] = read[place].runs
-    if where and not is_folder:
-        pattern = where.removesuffix(SUFFIX)
-        runs = [run for run in runs if run.cell.system == where or fnmatchcase(name_of(run), pattern)]
-        there = ", ".join(sorted({run.cell.system for run in read[place].runs}))
+    selector, _, conditions = (text, "", "") if holds_runs(text) else text.partition("@")
+    is_folder = holds_runs(selector) or (bool(selector) and Path(selector).is_dir())
+    folder = Path(selector) if is_folder else root
+    if folder not in read:
+        read[folder] = folder_of(folder, name if is_folder else "result_dir")
+    runs: Sequence[StoredRun] = read[folder].runs
+    if selector and not is_folder:
+        pattern = selector.removesuffix(SUFFIX)
+        runs = [run for run in runs if run.cell.system == selector or fnmatchcase(name_of(run), pattern)]
+        systems = ", ".join(sorted({run.cell.system for run in read[folder].runs}))
         require(
             runs != [],
-            f"{name}={text!r} is no folder, and no system or run in {root}: systems there are {there}; or give another "
+            f"{name}={text!r} is no folder, and no system or run in {root}: systems there are {systems}; or give another "
             f"--result-dir",
         )
     for condition in filter(None, conditions.split(",")):
         runs = _matching(runs, condition, f"{name}={text!r}")
-    return Side(name=name, said=text, runs=tuple(runs), warning=read[place].warning)
+    return Side(name=name, said=text, runs=tuple(runs), warning=read[folder].warning)
 
 
 def holds_runs(text: str) -> bool:
@@ -215,14 +215,14 @@ def _matching(runs: Sequence[StoredRun], condition: str, who: str) -> list[Store
         value = None if text == "inf" else json.loads(text)
     except ValueError:
         value = text
-    found = [run for run in runs if _meets(run, name, value, text)]
-    if not found:
-        there = {said_of(name, value_of(run, name)) for run in runs}
-        if there == {"default"} and not any(name in _defaults(run.cell.system) for run in runs):
-            known = sorted({knob for run in runs for knob in run.cell.asked})
-            raise UserError(f"{who}: {name!r} is unknown: use {', '.join((*FIELDS, CODE, *known))}")
-        raise UserError(f"{who}: no run has {condition}: use {', '.join(sorted(there))}")
-    return found
+    matches = [run for run in runs if _meets(run, name, value, text)]
+    if not matches:
+        choices = {said_of(name, value_of(run, name)) for run in runs}
+        if choices == {"default"} and not any(name in _defaults(run.cell.system) for run in runs):
+            knobs = sorted({knob for run in runs for knob in run.cell.asked})
+            raise UserError(f"{who}: {name!r} is unknown: use {', '.join((*FIELDS, CODE, *knobs))}")
+        raise UserError(f"{who}: no run has {condition}: use {', '.join(sorted(choices))}")
+    return matches
 
 
 def value_of(run: StoredRun, name: str) -> Any:
@@ -233,12 +233,12 @@ def value_of(run: StoredRun, name: str) -> Any:
 
 
 def _meets(run: StoredRun, name: str, value: Any, text: str) -> bool:
-    own = value_of(run, name)
+    stored = value_of(run, name)
     if name == CODE:
-        return own is not None and str(own).startswith(text)
-    if own is None and name not in FIELDS:
+        return stored is not None and str(stored).startswith(text)
+    if stored is None and name not in FIELDS:
         return value is None or text == "default" or _defaults(run.cell.system).get(name) == value
-    return (own == value and isinstance(own, bool) == isinstance(value, bool)) or own == text
+    return (stored == value and isinstance(stored, bool) == isinstance(value, bool)) or stored == text
 
 
 def _defaults(system: str) -> dict[str, Any]:
@@ -257,11 +257,11 @@ def said_of(name: str, value: Any) -> str:
 
 def differing(runs: Iterable[StoredRun]) -> list[str]:
     """Names in which runs differ, apart from the seed: fields and knobs, or the code if nothing else differs."""
-    held = list(runs)
-    knobs = sorted({name for run in held for name in run.cell.asked})
-    asked = [name for name in (*FIELDS, *knobs) if name != "seed"]
-    found = [name for name in asked if len({value_of(run, name) for run in held}) > 1]
-    return found or ([CODE] if len({run.code_digest for run in held}) > 1 else [])
+    all_runs = list(runs)
+    knobs = sorted({name for run in all_runs for name in run.cell.asked})
+    names = [name for name in (*FIELDS, *knobs) if name != "seed"]
+    varied = [name for name in names if len({value_of(run, name) for run in all_runs}) > 1]
+    return varied or ([CODE] if len({run.code_digest for run in all_runs}) > 1 else [])
 
 
 Tolerance = Annotated[float, Range(0, 10)]
@@ -288,12 +288,12 @@ class Change:
     @property
     def verdict(self) -> Verdict:
         """higher or lower if the whole interval lies beyond the tolerance, same if it lies within, else unclear."""
-        low, high, most = self.ratio.low, self.ratio.high, 1 + self.tolerance
+        low, high, limit = self.ratio.low, self.ratio.high, 1 + self.tolerance
         if low is None or high is None:
             return "unclear"
-        if low > most or high < 1 / most:
-            return "higher" if low > most else "lower"
-        return "same" if low >= 1 / most and high <= most else "unclear"
+        if low > limit or high < 1 / limit:
+            return "higher" if low > limit else "lower"
+        return "same" if low >= 1 / limit and high <= limit else "unclear"
 
     @property
     def is_changed(self) -> bool:
@@ -344,7 +344,7 @@ def compare_sides(a: Side, b: Side, metric: str, tolerance: float = TOLERANCE) -
             in_order = zip(
                 [ours[seed] for seed in sorted(ours)], [theirs[seed] for seed in sorted(theirs)], strict=False
             )
-            pairs[setting] = {place: Pair(*each) for place, each in enumerate(in_order)}
+            pairs[setting] = {index: Pair(*runs) for index, runs in enumerate(in_order)}
         else:
             pairs[setting] = {seed: Pair(ours[seed], theirs[seed]) for seed in sorted(ours) if seed in theirs}
     num_paired = sum(map(len, pairs.values()))
@@ -352,17 +352,17 @@ def compare_sides(a: Side, b: Side, metric: str, tolerance: float = TOLERANCE) -
         raise UserError(
             f"{a} and {b} have no pair of runs that are equal in {', '.join((*names, 'seed'))}: make the same cells"
         )
-    every = [pair for held in pairs.values() for pair in held.values()]
-    invalid = [pair for pair in every if not _is_valid(pair)]
-    values = {setting: _values(held, metric) for setting, held in pairs.items()}
+    all_pairs = [pair for group in pairs.values() for pair in group.values()]
+    invalid = [pair for pair in all_pairs if not _is_valid(pair)]
+    values = {setting: _values(group, metric) for setting, group in pairs.items()}
     varied = [name for name in names if len({dict(setting)[name] for setting in values}) > 1]
     changes = {
         setting: replace(
-            _change(tuple((name, dict(setting)[name]) for name in varied), found, tolerance),
+            _change(tuple((name, dict(setting)[name]) for name in varied), by_seed, tolerance),
             ran=_ran(pairs[setting].values()),
         )
-        for setting, found in values.items()
-        if found
+        for setting, by_seed in values.items()
+        if by_seed
     }
     return Comparison(
         metric=metric,
@@ -372,7 +372,7 @@ def compare_sides(a: Side, b: Side, metric: str, tolerance: float = TOLERANCE) -
         is_in_order=is_in_order,
         num_unpaired=len(a.runs) + len(b.runs) - 2 * num_paired,
         num_invalid=len(invalid),
-        num_undefined=len(every) - len(invalid) - sum(map(len, values.values())),
+        num_undefined=len(all_pairs) - len(invalid) - sum(map(len, values.values())),
     )
 
 
@@ -383,13 +383,13 @@ def _ran(pairs: Iterable[Pair]) -> tuple[str, str]:
 
 def _check_metric(metric: object, runs: Sequence[StoredRun]) -> None:
     require(isinstance(metric, str), f"metric={metric!r} must be a text: compare one metric at a time")
-    known = dict.fromkeys(name for run in runs for name in numbers_of(run))
-    if metric in known:
+    metrics = dict.fromkeys(name for run in runs for name in numbers_of(run))
+    if metric in metrics:
         return
-    parts = [name for name in known if name.startswith(f"{metric}.")]
+    parts = [name for name in metrics if name.startswith(f"{metric}.")]
     if parts:
         raise UserError(f"metric={metric!r} is several numbers: use one of {', '.join(parts)}")
-    near = get_close_matches(str(metric), known, 5, 0.6) or [*known]
+    near = get_close_matches(str(metric), metrics, 5, 0.6) or [*metrics]
     raise UserError(f"metric={metric!r} is unknown to these runs: use one of {', '.join(near)}")
 
 
@@ -406,17 +406,17 @@ def _equal_names(a: Side, b: Side) -> list[str]:
 
 def _by_setting(side: Side, names: Sequence[str]) -> dict[Setting, dict[int, StoredRun]]:
     """Runs by setting and seed. Raises UserError for two runs in one place."""
-    found: dict[Setting, dict[int, StoredRun]] = {}
+    by_setting: dict[Setting, dict[int, StoredRun]] = {}
     for run in side.runs:
-        held = found.setdefault(tuple((name, value_of(run, name)) for name in names), {})
-        if (other := held.setdefault(run.cell.seed, run)) is not run:
-            apart = differing((other, run))
-            fix = f"name one with @{apart[0]}={said_of(apart[0], value_of(other, apart[0]))}" if apart else "remove one"
+        by_seed = by_setting.setdefault(tuple((name, value_of(run, name)) for name in names), {})
+        if (other := by_seed.setdefault(run.cell.seed, run)) is not run:
+            diffs = differing((other, run))
+            fix = f"name one with @{diffs[0]}={said_of(diffs[0], value_of(other, diffs[0]))}" if diffs else "remove one"
             raise UserError(
                 f"{side} has two runs for one of the other side, {name_of(other)} and {name_of(run)}, which differ in "
-                f"{', '.join(apart) or 'nothing'}: {fix}"
+                f"{', '.join(diffs) or 'nothing'}: {fix}"
             )
-    return found
+    return by_setting
 
 
 def _order(setting: Setting) -> list[tuple[bool, bool, float, str]]:
@@ -434,17 +434,17 @@ def _is_valid(pair: Pair) -> bool:
 
 def _values(pairs: Mapping[int, Pair], metric: str) -> dict[int, tuple[float, float]]:
     """The two values of each valid pair that has both."""
-    found = {}
+    values = {}
     for seed, pair in pairs.items():
         first, second = (numbers_of(run).get(metric) for run in pair)
         if _is_valid(pair) and first is not None and second is not None:
-            found[seed] = (float(first), float(second))
-    return found
+            values[seed] = (float(first), float(second))
+    return values
 
 
 def _change(setting: Setting, values: Mapping[int, tuple[float, float]], tolerance: float) -> Change:
-    a, b = ({seed: both[side] for seed, both in values.items()} for side in (0, 1))
-    first, second = (_mean([*each.values()]) for each in (a, b))
+    a, b = ({seed: pair[side] for seed, pair in values.items()} for side in (0, 1))
+    first, second = (_mean([*side.values()]) for side in (a, b))
     return Change(setting=setting, a=first, b=second, ratio=paired_ratio(b, a), tolerance=tolerance)
 
 

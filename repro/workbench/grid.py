@@ -44,7 +44,7 @@ class Grid:
             raise UserError(
                 f"grid={given!r} must be a mapping: write system, dataset, rate and others with their values"
             )
-        allowed = [each.name for each in fields(cls)]
+        allowed = [field.name for field in fields(cls)]
         if unknown := [name for name in given if name not in allowed]:
             raise UserError(
                 f"grid key {unknown[0]!r} is unknown: use {', '.join(allowed)}, and write a knob below knobs"
@@ -52,8 +52,8 @@ class Grid:
         knobs = {} if given.get("knobs") is None else given["knobs"]
         if not isinstance(knobs, Mapping):
             raise UserError(f"knobs={knobs!r} must be a mapping of knob names to values, or lists of values")
-        if noted := [name for name in knobs if name in (*NOTES, COMPARISON)]:
-            raise UserError(f"knob {noted[0]!r} is a note about a run and asks nothing of it: leave it out")
+        if notes := [name for name in knobs if name in (*NOTES, COMPARISON)]:
+            raise UserError(f"knob {notes[0]!r} is a note about a run and asks nothing of it: leave it out")
         own = {name: _values(name, value) for name, value in given.items() if name != "knobs"}
         if "rate" in own:
             # inf means that all requests arrive at once; a cell has None for it.
@@ -78,8 +78,8 @@ class Grid:
     @property
     def files(self) -> tuple[str, ...]:
         """All values that are paths of files."""
-        given = (*self.platform, *(value for values in self.knobs.values() for value in values))
-        return tuple(value for value in given if isinstance(value, str) and is_file(value))
+        candidates = (*self.platform, *(value for values in self.knobs.values() for value in values))
+        return tuple(value for value in candidates if isinstance(value, str) and is_file(value))
 
     @property
     def num_cells(self) -> int:
@@ -98,41 +98,41 @@ class Grid:
         return list(dict.fromkeys(self._cells()))
 
     def _cells(self) -> Iterator[Cell]:
-        for where in self.platform:
-            on = platform_of(where)
-            systems = self.system or (on.default_system,)
+        for platform_name in self.platform:
+            platform = platform_of(platform_name)
+            systems = self.system or (platform.default_system,)
             # One value of each knob; null leaves a knob at its default.
             choices = [zip(self.knobs, chosen, strict=True) for chosen in product(*self.knobs.values())]
-            given = [{name: value for name, value in each if value is not None} for each in choices]
-            settings = [knobs_of_each(systems, each) for each in given]
-            is_traced = all(own.get(WORKLOAD) is not None for each in settings for own in each.values())
-            datasets = self.dataset or ("" if is_traced else default_dataset(systems[0], on),)
+            knob_sets = [{name: value for name, value in knob_set if value is not None} for knob_set in choices]
+            settings = [knobs_of_each(systems, knob_set) for knob_set in knob_sets]
+            is_traced = all(values.get(WORKLOAD) is not None for setting in settings for values in setting.values())
+            datasets = self.dataset or ("" if is_traced else default_dataset(systems[0], platform),)
             for executor, dataset, rate, knobs in product(
-                self.executor or (on.executor,), datasets, self.rate, settings
+                self.executor or (platform.executor,), datasets, self.rate, settings
             ):
-                for system, own in knobs.items():
-                    named = None if self.dataset else own.get(WORKLOAD)
-                    asked = Cell(
+                for system, system_knobs in knobs.items():
+                    workload = None if self.dataset else system_knobs.get(WORKLOAD)
+                    cell = Cell(
                         system=system,
-                        dataset=dataset if named is None else named_after(str(named)),
-                        platform=on.name,
+                        dataset=dataset if workload is None else named_after(str(workload)),
+                        platform=platform.name,
                         executor=executor,
                         rate=rate,
                         seed=self.seed[0],
-                        knobs=tuple(own.items()),
+                        knobs=tuple(system_knobs.items()),
                     )
-                    yield from map(asked.with_seed, self.seed)
+                    yield from map(cell.with_seed, self.seed)
 
 
 def grid_of_file(path: Path) -> Grid:
     try:
-        given = read_yaml(path, "grid")
+        content = read_yaml(path, "grid")
     except UserError:
         raise
     except unreadable_yaml() as error:
         raise UserError(f"grid={str(path)!r} cannot be read as YAML ({one_line(error)}): correct it") from None
     try:
-        return Grid.from_dict(_with_numbers(given))
+        return Grid.from_dict(_with_numbers(content))
     except UserError as error:
         raise UserError(f"{path.name}: {error}") from None
 
@@ -142,29 +142,29 @@ def in_turns(cells: Iterable[Cell]) -> list[Cell]:
     turns: dict[int, list[Cell]] = {}
     for cell in cells:
         turns.setdefault(cell.seed, []).append(cell)
-    found: list[Cell] = []
-    for place, turn in enumerate(turns.values()):
-        first = place % len(turn)
-        found += [*turn[first:], *turn[:first]]
-    return found
+    ordered: list[Cell] = []
+    for index, turn in enumerate(turns.values()):
+        start = index % len(turn)
+        ordered += [*turn[start:], *turn[:start]]
+    return ordered
 
 
 def knobs_of_each(systems: Sequence[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The knobs of each system. Adds knobs that the given ones imply for it, and drops those that only other systems heed."""
-    found = {name: SYSTEMS.get(name) for name in systems}
+    entries = {name: SYSTEMS.get(name) for name in systems}
     shared = dict(options)
     if "burstiness" in shared:
         shared.setdefault("arrivals", "gamma")
     if "dataset_path" in shared:
         shared.setdefault("dataset_source", "local")
-    knobs = {name: {**getattr(system, "implied", dict)(shared), **shared} for name, system in found.items()}
-    heeding = {name for name, system in found.items() if getattr(system, "has_readings", True)}
-    for name in found.keys() - heeding if heeding else ():
+    knobs = {name: {**getattr(system, "implied", dict)(shared), **shared} for name, system in entries.items()}
+    heeding = {name for name, system in entries.items() if getattr(system, "has_readings", True)}
+    for name in entries.keys() - heeding if heeding else ():
         # Only baselines have a reading; the system under test has none.
         knobs[name].pop("reading", None)
-    for system, own in knobs.items():
+    for system, values in knobs.items():
         sizes = {name for kind in settings_of(system) for name, knob in knobs_of(kind).items() if knob.is_size}
-        own |= {name: size_of(name, own[name]) for name in sizes if isinstance(own.get(name), str)}
+        values |= {name: size_of(name, values[name]) for name in sizes if isinstance(values.get(name), str)}
     return knobs
 
 
@@ -187,9 +187,9 @@ def _with_numbers(given: Any) -> Any:
             return [_with_numbers(value) for value in given]
         case str() if given[:1] in "+-.0123456789":
             try:
-                found = json.loads(given)
+                number = json.loads(given)
             except ValueError:
                 return given
             # A number that is too large stays a text, which is refused later.
-            return found if isinstance(found, float) and math.isfinite(found) else given
+            return number if isinstance(number, float) and math.isfinite(number) else given
     return given
