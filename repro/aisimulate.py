@@ -46,8 +46,8 @@ class Means(NamedTuple):
 def compare(python: Path, folder: Path) -> Iterator[dict[str, Any]]:
     """Serves each case three times: by our simulator, by ours with AISimulate's step times, and by AISimulate. Writes the cases' request
     files to ``folder``. Leaves out cases whose trace is missing from the data directory."""
-    found = shutil.which(python)
-    require(found is not None, f"aisimulate={str(python)!r} is no program: give a Python (docs/truth.md)")
+    program = shutil.which(python)
+    require(program is not None, f"aisimulate={str(python)!r} is no program: give a Python (docs/truth.md)")
     for index, case in enumerate(CASES):
         path = folder / f"case-{index}.jsonl"
         rows = requests(case) if "rate" in case else conversations(case)
@@ -56,11 +56,11 @@ def compare(python: Path, folder: Path) -> Iterator[dict[str, Any]]:
         path.write_text("\n".join(rows), encoding="utf-8")
         runs = []
         for speed in case.get("speeds", (1.0,)):
-            began = time.process_time()
-            asked = experiment(case, path, speed)
-            ours = means(asked, began)
-            theirs = replayed(str(found), case, path, speed)
-            runs.append((ours, means(repriced(asked), time.process_time()), theirs))
+            start_s = time.process_time()
+            simulation = experiment(case, path, speed)
+            ours = means(simulation, start_s)
+            theirs = replayed(str(program), case, path, speed)
+            runs.append((ours, means(repriced(simulation), time.process_time()), theirs))
         sides = [Means(*map(fmean, zip(*side, strict=True)))._asdict() for side in zip(*runs, strict=True)]
         yield {"case": case["name"], **dict(zip(("ours", "repriced", "aisimulate"), sides, strict=True))}
 
@@ -86,10 +86,10 @@ def conversations(case: Case) -> list[str]:
 
 
 def experiment(case: Case, path: Path, speed: float) -> Experiment:
-    own = {"workload": str(path), "num_prompts": case["num"], "time_scale": speed}
-    where = {"system": case["system"], "dataset": path.stem, "platform": "h200", "executor": "roofline"}
-    knobs = {**_DATA["knobs"], **case["knobs"], **own}
-    return prepare(Cell(**where, knobs=tuple(knobs.items())))
+    load_knobs = {"workload": str(path), "num_prompts": case["num"], "time_scale": speed}
+    cell_fields = {"system": case["system"], "dataset": path.stem, "platform": "h200", "executor": "roofline"}
+    knobs = {**_DATA["knobs"], **case["knobs"], **load_knobs}
+    return prepare(Cell(**cell_fields, knobs=tuple(knobs.items())))
 
 
 def means(asked: Experiment, began: float) -> Means:
@@ -108,14 +108,14 @@ def means(asked: Experiment, began: float) -> Means:
 
 def replayed(python: str, case: Case, path: Path, speed: float) -> Means:
     replay = {**case["replay"], "arrival_speedup_ratio": speed}
-    asked = {"file": str(path), "engine": {**_DATA["engine"], **case.get("engine", {})}, "replay": replay}
+    job = {"file": str(path), "engine": {**_DATA["engine"], **case.get("engine", {})}, "replay": replay}
     command = [python, "-c", _DATA["script"]]
-    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, check=False)
+    process = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True, check=False)
     try:
-        answer = json.loads(done.stdout.splitlines()[-1])
+        answer = json.loads(process.stdout.splitlines()[-1])
         return Means(*(float(answer[name]) for name in Means._fields))
     except (LookupError, TypeError, ValueError):
-        last = (done.stderr.splitlines() or ["it says nothing"])[-1]
+        last = (process.stderr.splitlines() or ["it says nothing"])[-1]
         raise UserError(
             f"aisimulate={python!r} replays no file ({last:.200}): give a Python with ai-dynamo-runtime (docs/truth.md)"
         ) from None
@@ -124,8 +124,8 @@ def replayed(python: str, case: Case, path: Path, speed: float) -> Means:
 def repriced(asked: Experiment) -> Experiment:
     deployment: Any = asked.deployment
     hardware = deployment.settings.ground.hardware
-    given = {each.name: getattr(hardware, each.name) for each in fields(hardware) if each.init}
-    ground = replace(deployment.settings.ground, hardware=RepricedHardware(**given))
+    values = {field.name: getattr(hardware, field.name) for field in fields(hardware) if field.init}
+    ground = replace(deployment.settings.ground, hardware=RepricedHardware(**values))
     return replace(asked, deployment=replace(deployment, settings=replace(deployment.settings, ground=ground)))
 
 
@@ -156,14 +156,14 @@ class RepricedCost:
         self._prompts_s = shape.n_layers * _ROTATION_S * (2 * rotations - 1)
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
-        step_s, num, tokens = 0.0, len(chunks), sum(each.tokens for each in chunks)
+        step_s, num, tokens = 0.0, len(chunks), sum(chunk.tokens for chunk in chunks)
         if chunks:
-            mean = Chunk(sum(each.history for each in chunks) // num, -(-tokens // num))
+            mean = Chunk(sum(chunk.history for chunk in chunks) // num, -(-tokens // num))
             step_s = self._cost.step_s([mean] * num, 0, 0, mode) - self._less(tokens) + self._prompts_s
         if self._decodes:
             ended = chunks if tokens + decoding < _DATA["engine"]["max_num_batched_tokens"] else chunks[:-1]
             decoding += len(ended)
-            context += sum(each.history + each.tokens for each in ended)
+            context += sum(chunk.history + chunk.tokens for chunk in ended)
         return step_s + (self._cost.step_s((), decoding, context, mode) - self._less(decoding) if decoding else 0.0)
 
     def decode_line(self, decoding: int) -> DecodeLine:

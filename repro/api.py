@@ -38,18 +38,18 @@ def run(
     """Return the run of one cell; it is computed unless it is already stored. ``knobs`` have the names of the options of ``repro bench``.
     The knob ``workload``, a file or a workload class of yours, replaces the data set."""
     forget()
-    where = platform_of(plain(platform))
+    chosen = platform_of(plain(platform))
     if dataset is None:
-        named = knob_value(knobs.get(WORKLOAD))
+        workload = knob_value(knobs.get(WORKLOAD))
         require(
-            isinstance(named, str), "dataset is missing: name one, or give a file, or a class of yours, as workload"
+            isinstance(workload, str), "dataset is missing: name one, or give a file, or a class of yours, as workload"
         )
-        dataset = named_after(named)
+        dataset = named_after(workload)
     cell = Cell(
         system=system,
         dataset=dataset,
-        platform=where.name,
-        executor=where.executor if executor is None else executor,
+        platform=chosen.name,
+        executor=chosen.executor if executor is None else executor,
         rate=rate,
         seed=seed,
         knobs=tuple(knobs.items()),
@@ -80,18 +80,18 @@ def sweep(
         require(isinstance(plain(flag), bool), f"{name}={plain(flag)!r} must be true or false")
     forget()
     if isinstance(cells, Mapping):
-        asked = Grid.from_dict(cells).repeated(repeats).cells(plain(max_cells))
+        requested = Grid.from_dict(cells).repeated(repeats).cells(plain(max_cells))
     else:
         require(repeats is None, f"repeats={plain(repeats)!r} is of a grid, and cells have their seeds: leave it out")
-        asked = _cells(cells)
-    made = in_turns(asked) if interleave else asked
-    with pool_of(pool, address, jobs) as where:
-        found = Sweep(prepare_all(made), Store(root), force=force, pool=where)
-        found.check()
-        with sweep_progress(found.num_cells) as progress:
-            found.run(on_event=progress.on_event, on_step=progress.on_step, jobs=jobs)
-    runs = dict(zip(made, found.runs, strict=True))
-    return [runs[cell] for cell in asked]
+        requested = _cells(cells)
+    ordered = in_turns(requested) if interleave else requested
+    with pool_of(pool, address, jobs) as workers:
+        job = Sweep(prepare_all(ordered), Store(root), force=force, pool=workers)
+        job.check()
+        with sweep_progress(job.num_cells) as progress:
+            job.run(on_event=progress.on_event, on_step=progress.on_step, jobs=jobs)
+    runs = dict(zip(ordered, job.runs, strict=True))
+    return [runs[cell] for cell in requested]
 
 
 @overload
@@ -108,10 +108,10 @@ def load(cell: Cell | str | Path, *, result_dir: str | Path = LOCAL) -> "StoredR
     if isinstance(plain(cell), str):
         from repro.workbench.comparison import frame_of
 
-        found = folder_of(_folder(cell))
-        if found.warning is not None:
-            warnings.warn(found.warning, stacklevel=2)
-        return frame_of(found.runs)
+        folder = folder_of(_folder(cell))
+        if folder.warning is not None:
+            warnings.warn(folder.warning, stacklevel=2)
+        return frame_of(folder.runs)
     root = _folder(result_dir)
     if not isinstance(cell, Cell):
         raise UserError(f"cell={plain(cell)!r} must be a repro.runs.cell.Cell, or a folder of runs")
@@ -148,11 +148,11 @@ def _folder(result_dir: object) -> Path:
 def _cells(cells: object) -> list[Cell]:
     if isinstance(cells, Cell):
         raise UserError("cells is one Cell and must be a list of them: write [cell]")
-    given = plain(cells)
-    if isinstance(given, str | bytes | type) or not isinstance(given, Iterable):
-        raise UserError(f"cells={given!r} must be a list of repro.runs.cell.Cell")
-    found = list(given)
-    for each in found:
-        if not isinstance(each, Cell):
-            raise UserError(f"cell={plain(each)!r} must be a repro.runs.cell.Cell")
-    return found
+    items = plain(cells)
+    if isinstance(items, str | bytes | type) or not isinstance(items, Iterable):
+        raise UserError(f"cells={items!r} must be a list of repro.runs.cell.Cell")
+    result = list(items)
+    for cell in result:
+        if not isinstance(cell, Cell):
+            raise UserError(f"cell={plain(cell)!r} must be a repro.runs.cell.Cell")
+    return result

@@ -63,22 +63,22 @@ def scheduled(
     time_scale = slo_s / PAPER_SLO_S
     if name == "laps":
         length_scale = instance.boundary / PAPER_KNEE
-        usual = scaled(LapsConfig, length_scale=length_scale, time_scale=time_scale)
-        config = made(LapsConfig, {**usual, "boundary": instance.boundary, "slo_s": slo_s})
+        defaults = scaled(LapsConfig, length_scale=length_scale, time_scale=time_scale)
+        config = made(LapsConfig, {**defaults, "boundary": instance.boundary, "slo_s": slo_s})
         # Without captured graphs a bucket would only add padding.
         system = laps(instance.step_model, replace(config, graphs="cheapest" if instance.captured else "none"))
     elif name == "on-time":
-        asked = given_to(OnTimeConfig(slo_s=slo_s, max_num_seqs=max_num_seqs), dict(own))
-        system = on_time(instance.step_model, asked, graphs="none")
+        on_time_config = given_to(OnTimeConfig(slo_s=slo_s, max_num_seqs=max_num_seqs), dict(own))
+        system = on_time(instance.step_model, on_time_config, graphs="none")
     else:
-        usual = scaled(ReserveConfig, length_scale=1.0, time_scale=time_scale)
-        late = made(ReserveConfig, {**usual, "slo_s": slo_s, "max_num_seqs": max_num_seqs})
+        defaults = scaled(ReserveConfig, length_scale=1.0, time_scale=time_scale)
+        reserve_config = made(ReserveConfig, {**defaults, "slo_s": slo_s, "max_num_seqs": max_num_seqs})
         try:
-            share_for(late, instance.step_model)
+            share_for(reserve_config, instance.step_model)
         except UserError:
             # If a step's overhead is too large, no share bounds the longest wait: late requests then get all of each step.
-            late = replace(late, share=1.0)
-        system = reserve(instance.step_model, late, graphs="none")
+            reserve_config = replace(reserve_config, share=1.0)
+        system = reserve(instance.step_model, reserve_config, graphs="none")
     queue = system.make_queue()
     assert isinstance(queue, OpenQueue)
     return Scheduled(AtMost(batching=system.make_batching(), max_num_seqs=max_num_seqs), queue, system.work_s)
@@ -86,19 +86,19 @@ def scheduled(
 
 def _profiled(executor: PagedExecutor) -> MeasuredInstance:
     tables = executor.tables
-    most, room = tables.max_len, tables.num_blocks * tables.block_size
+    max_len, room = tables.max_len, tables.num_blocks * tables.block_size
     require(
-        most >= LEAST_PROFILE,
-        f"max_model_len={most} is too short to time steps of several lengths: give at least {LEAST_PROFILE}",
+        max_len >= LEAST_PROFILE,
+        f"max_model_len={max_len} is too short to time steps of several lengths: give at least {LEAST_PROFILE}",
     )
     base = TINY if executor.device.type == "cpu" else CARD
     setting: Setting = replace(
         base,
-        max_len=most,
+        max_len=max_len,
         num_tokens=room,
         num_slots=tables.num_slots,
-        profile_lengths=tuple(length for length in base.profile_lengths if 2 * length <= most),
-        profile_histories=tuple(history for history in base.profile_histories if 2 * history <= most),
+        profile_lengths=tuple(length for length in base.profile_lengths if 2 * length <= max_len),
+        profile_histories=tuple(history for history in base.profile_histories if 2 * history <= max_len),
         profile_batches=tuple(
             (batch, length)
             for batch, length in base.profile_batches
@@ -106,12 +106,12 @@ def _profiled(executor: PagedExecutor) -> MeasuredInstance:
         ),
     )
     # A replay is timed with a full batch. Graphs larger than the slots or the pool would never be replayed.
-    held = (
+    sizes = (
         size
         for size in grid(setting.lengths, setting.batches)
         if size.batch <= tables.num_slots and size.tokens <= room
     )
-    shapes = () if executor.graphs is None else tuple(held)
+    shapes = () if executor.graphs is None else tuple(sizes)
     executor.capture(shapes)
     steps = MeasuredSteps(executor, repeats=PROFILE_REPEATS, warmup=1)
     step_model = StepModel.profile(

@@ -46,20 +46,20 @@ def replacing(path: Path) -> Iterator[Path]:
 def rewriting(path: Path) -> Iterator[Path]:
     """Like ``replacing``, for a file that a user named: follows links, and keeps the file's mode and owner. Raises UserError as
     ``writable_file`` does."""
-    place = writable_file("file", path)
-    with replacing(place) as temporary:
+    target = writable_file("file", path)
+    with replacing(target) as temporary:
         # Set the mode while the file is empty, so that others cannot read its content.
-        keep_mode(place, temporary)
+        keep_mode(target, temporary)
         yield temporary
 
 
 def keep_mode(before: Path, after: Path) -> None:
     """Gives ``after`` the mode of ``before``, which it replaces, and its owner if permitted. Does nothing if ``before`` is absent."""
     with suppress(FileNotFoundError):
-        kept = before.stat()
+        status = before.stat()
         with suppress(PermissionError):
-            os.chown(after, kept.st_uid, kept.st_gid)
-        after.chmod(stat.S_IMODE(kept.st_mode))
+            os.chown(after, status.st_uid, status.st_gid)
+        after.chmod(stat.S_IMODE(status.st_mode))
 
 
 def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
@@ -118,27 +118,27 @@ def writable_file(name: str, path: Path, *beside: Path) -> Path:
     """Return the real path of a file that a user named, with links followed. It may be absent; its folder is created. Raises UserError for
     a folder, a device, a pipe or a socket. Also for a read-only file (even for root), for the file that the command prints to, and for one
     of ``beside``, which the command reads."""
-    place = Path(os.path.realpath(path))
-    said = f"{name}={str(path)!r}"
+    target = Path(os.path.realpath(path))
+    text = f"{name}={str(path)!r}"
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
-        writable_folder(name, place.parent)
-        return place
+        writable_folder(name, target.parent)
+        return target
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{said} cannot be written ({why}): give a file in a folder that can be written") from None
-    require(not stat.S_ISDIR(found.st_mode), f"{said} is a folder: give a file in it")
-    require(stat.S_ISREG(found.st_mode), f"{said} is a device, a pipe or a socket: give a plain file, or a new one")
-    require(not _is_printed_to(found), f"{said} is where the command prints to: give another file")
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{text} cannot be written ({reason}): give a file in a folder that can be written") from None
+    require(not stat.S_ISDIR(status.st_mode), f"{text} is a folder: give a file in it")
+    require(stat.S_ISREG(status.st_mode), f"{text} is a device, a pipe or a socket: give a plain file, or a new one")
+    require(not _is_printed_to(status), f"{text} is where the command prints to: give another file")
     require(
-        bool(found.st_mode & 0o222) and os.access(place, os.W_OK),
-        f"{said} is read-only: make it writable (chmod u+w), or give another file",
+        bool(status.st_mode & 0o222) and os.access(target, os.W_OK),
+        f"{text} is read-only: make it writable (chmod u+w), or give another file",
     )
-    read = next((each for each in beside if is_file(str(each)) and each.samefile(place)), None)
-    require(read is None, f"{said} would take the place of {str(read)!r}, which the command reads: give another file")
-    writable_folder(name, place.parent)
-    return place
+    used = next((source for source in beside if is_file(str(source)) and source.samefile(target)), None)
+    require(used is None, f"{text} would take the place of {str(used)!r}, which the command reads: give another file")
+    writable_folder(name, target.parent)
+    return target
 
 
 def _is_printed_to(found: os.stat_result) -> bool:
@@ -168,11 +168,11 @@ def read_yaml(path: Path, name: str = "file") -> Any:
 
     class Strict(yaml_loader()):  # type: ignore[misc]
         def construct_yaml_float(self, node: Any) -> float:
-            found: float = super().construct_yaml_float(node)
-            if math.isinf(found) and "inf" not in node.value.lower():
+            number: float = super().construct_yaml_float(node)
+            if math.isinf(number) and "inf" not in node.value.lower():
                 problem = f"the number {node.value[:60]} is larger than any that is taken"
                 raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-            return found
+            return number
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen: set[tuple[str, str]] = set()
@@ -216,8 +216,8 @@ def kept(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
 def forget() -> None:
     """Empties all caches of ``kept``, because files may have changed between two calls from Python."""
-    for each in _KEPT:
-        each.cache_clear()
+    for cache in _KEPT:
+        cache.cache_clear()
 
 
 # -- sizes and seals ----------------------------------------------------------------------------------------

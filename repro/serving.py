@@ -71,11 +71,11 @@ class DllmModel:
     def of(cls, *, system: str, platform: str, knobs: Mapping[str, Any], name: str | None) -> Self:
         """Raise UserError for a model that cannot be served."""
         chosen = dllm_system(system)
-        own = {"num_prompts": 1, **knobs}
+        merged = {"num_prompts": 1, **knobs}
         if isinstance(chosen.method, PublishedMethod):
             # Only this reading lets requests join between steps.
-            own.setdefault("reading", "policy")
-        cell = Cell(system=system, dataset="requests", platform=platform, executor="torch", knobs=tuple(own.items()))
+            merged.setdefault("reading", "policy")
+        cell = Cell(system=system, dataset="requests", platform=platform, executor="torch", knobs=tuple(merged.items()))
         settings = chosen.settings(cell)
         if (
             chosen.method.has_blocks(config_of(settings.model).family, settings.options)
@@ -137,8 +137,8 @@ class DllmModel:
     def generation(self, asked: Mapping[str, Any]) -> GenerationConfig:
         """By default an answer takes as many steps per token as the server's own settings. It ends early if it has several blocks, unless
         an end may come too early to count; the server then looks for a later end."""
-        given, seed, ignores_eos = asked_of_diffusion(asked, config_of(self.settings.model).vocab_size)
-        return replace(_without_seed(self, given, ignores_eos=ignores_eos), seed=seed)
+        options, seed, ignores_eos = asked_of_diffusion(asked, config_of(self.settings.model).vocab_size)
+        return replace(_without_seed(self, options, ignores_eos=ignores_eos), seed=seed)
 
     def check_prompt(self, prompt_ids: Sequence[int], generation: GenerationConfig) -> None:
         config = config_of(self.settings.model)
@@ -166,27 +166,27 @@ class DllmModel:
 @lru_cache(maxsize=MOST_SETTINGS)
 def _without_seed(model: DllmModel, fields: tuple[tuple[str, Any], ...], *, ignores_eos: bool) -> GenerationConfig:
     """Checks requests with equal settings only once."""
-    given = dict(fields)
+    options = dict(fields)
     system = model._system
     base = model.settings.generation
     knobs = {name: value for name, value in model.cell.knobs if name != "stop_at_eos"}
-    length = given.get("gen_length", base.gen_length)
-    most = model.room(1)
+    length = options.get("gen_length", base.gen_length)
+    limit = model.room(1)
     require(
-        length <= most, f"max_tokens={length} is more than {most}, which a prompt of one token leaves: ask for fewer"
+        length <= limit, f"max_tokens={length} is more than {limit}, which a prompt of one token leaves: ask for fewer"
     )
-    knobs |= given
-    block_length = given.get("block_length", base.block_length)
+    knobs |= options
+    block_length = options.get("block_length", base.block_length)
     require(block_length >= 1, f"block_length={block_length} must be at least 1")
-    if "gen_length" in given and "steps" not in given:
+    if "gen_length" in options and "steps" not in options:
         blocks = -(-length // block_length)
         knobs["steps"] = max(blocks, round(base.steps * length / base.gen_length))
     settings = system.settings(replace(model.cell, knobs=tuple(knobs.items())))
     method, family, generation = system.method, config_of(settings.model).family, settings.generation
     if method.sampler(family, settings.options) != method.sampler(family, model.settings.options):
         # Such an option would change other requests as well.
-        name = next(iter(method.options_in(given)))
-        raise UserError(f"{name}={given[name]!r} is the whole server's to set: leave it out")
+        name = next(iter(method.options_in(options)))
+        raise UserError(f"{name}={options[name]!r} is the whole server's to set: leave it out")
     has_blocks = method.has_blocks(family, settings.options)
     return replace(generation, stop_at_eos=has_blocks and not ignores_eos and generation.num_blocks > 1)
 
@@ -249,8 +249,8 @@ class BlockModel:
 
     def generation(self, asked: Mapping[str, Any]) -> BlockGeneration:
         """If an end may come too early to count, the engine gets no stop tokens, and the server ends the answer at a later one."""
-        given, seed, ignores_eos = asked_of_diffusion(asked, self.settings.config.vocab_size)
-        settings = _block_settings(self, given)
+        options, seed, ignores_eos = asked_of_diffusion(asked, self.settings.config.vocab_size)
+        settings = _block_settings(self, options)
         return BlockGeneration(
             gen_length=settings.knobs.gen_length,
             rule=settings.rule,
@@ -292,7 +292,7 @@ def answer_alone(settings: BlockSettings, prompt_ids: tuple[int, ...], *, seed: 
     length = settings.knobs.gen_length
     _check_prompt(settings, prompt_ids, length, asked_as="gen_length")
     import_module(ON_TORCH).check_machine(settings)
-    asked = BlockRequest(
+    request = BlockRequest(
         request_id=0,
         prompt_ids=prompt_ids,
         gen_length=length,
@@ -301,7 +301,7 @@ def answer_alone(settings: BlockSettings, prompt_ids: tuple[int, ...], *, seed: 
         stop_ids=stop_ids_of(settings),
     )
     with BlockDeployment(settings=settings).serving() as (engine, _):
-        return engine.run([asked])[0]
+        return engine.run([request])[0]
 
 
 def stop_ids_of(settings: BlockSettings) -> frozenset[int]:
@@ -343,13 +343,13 @@ class ArModel:
     @classmethod
     def of(cls, settings: ArSettings, name: str | None) -> Self:
         """Raise UserError for a model that cannot be served."""
-        own = settings.model
-        is_shape = own.lower() in SHAPES
+        model_name = settings.model
+        is_shape = model_name.lower() in SHAPES
         require(
             not is_shape or settings.weights == "random",
-            f"model={own!r} is a shape without weights: add --weights random, or give a checkpoint",
+            f"model={model_name!r} is a shape without weights: add --weights random, or give a checkpoint",
         )
-        model = cls(settings=settings, name=name or own)
+        model = cls(settings=settings, name=name or model_name)
         if settings.max_model_len is not None:
             model.config.check_length("max_model_len", settings.max_model_len)
         require(
@@ -390,10 +390,10 @@ class ArModel:
     def max_model_len(self) -> int:
         """Longest prompt with its answer. A card's pool may turn out smaller, and the engine refuses requests that do not fit in it."""
         settings = self.settings
-        most = [self.config.max_sequence_length, settings.max_model_len, settings.kv_tokens]
+        limits = [self.config.max_sequence_length, settings.max_model_len, settings.kv_tokens]
         if settings.kv_tokens is None and settings.device == "cpu":
-            most.append(self._cpu_kv_tokens)
-        return min(each for each in most if each is not None)
+            limits.append(self._cpu_kv_tokens)
+        return min(limit for limit in limits if limit is not None)
 
     def codec(self) -> Codec:
         """Only token ids if there is no tokenizer."""
@@ -416,29 +416,29 @@ class ArModel:
         return {}
 
     def generation(self, asked: Mapping[str, Any]) -> ArGeneration:
-        most = self.max_model_len - 1
-        given: dict[str, Any] = {
+        limit = self.max_model_len - 1
+        options: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()
         }
-        given.pop("echo", None)  # is the server's to do
-        length = given.get("max_tokens")
+        options.pop("echo", None)  # is the server's to do
+        length = options.get("max_tokens")
         require(
-            length is None or length <= most,
-            f"max_tokens={length} is more than {most}, which a prompt of one token leaves: ask for fewer",
+            length is None or length <= limit,
+            f"max_tokens={length} is more than {limit}, which a prompt of one token leaves: ask for fewer",
         )
-        given["ignores_eos"] = given.pop("ignore_eos", False)
-        if "bad_words" in given:
-            given["bad_words"] = _spellings(self, given["bad_words"])
-        if "logit_bias" in given:
-            given["logit_bias"] = tuple(given["logit_bias"].items())
-        own = {name: getattr(self.settings, name) for name in ("temperature", "top_p")}
-        found = ArGeneration(**{**own, "default_tokens": self.settings.gen_length, **given})
-        found.check_ids(self.config.vocab_size)
-        return found
+        options["ignores_eos"] = options.pop("ignore_eos", False)
+        if "bad_words" in options:
+            options["bad_words"] = _spellings(self, options["bad_words"])
+        if "logit_bias" in options:
+            options["logit_bias"] = tuple(options["logit_bias"].items())
+        defaults = {name: getattr(self.settings, name) for name in ("temperature", "top_p")}
+        generation = ArGeneration(**{**defaults, "default_tokens": self.settings.gen_length, **options})
+        generation.check_ids(self.config.vocab_size)
+        return generation
 
     def check_prompt(self, prompt_ids: Sequence[int], generation: ArGeneration) -> None:
-        most = self.max_model_len
-        check_prompt(prompt_ids, generation.length(len(prompt_ids), most), most, self.config.vocab_size)
+        limit = self.max_model_len
+        check_prompt(prompt_ids, generation.length(len(prompt_ids), limit), limit, self.config.vocab_size)
 
     def check_machine(self) -> None:
         import torch

@@ -88,10 +88,10 @@ class SharedPrefix(Checked):
         request = (RecordedRound(prompt, self.output_tokens),)
         for index, arrival_s in enumerate(self._arrivals(Random(seed))):
             question = index % self.num_questions if self.num_questions else index
-            # Block names below ``own`` belong to the system prompts, each of which has ``shared`` names.
+            # Block names below ``base`` belong to the system prompts, each of which has ``shared`` names.
             first = question % self.num_system_prompts * shared
-            own = self.num_system_prompts * shared + question * (names - shared)
-            blocks = *range(first, first + shared), *range(own, own + names - shared)
+            base = self.num_system_prompts * shared + question * (names - shared)
+            blocks = *range(first, first + shared), *range(base, base + names - shared)
             yield TracedSession(request, arrival_s, prefix=Prefix(_BLOCK_TOKENS, (blocks,)))
 
     def _arrivals(self, rng: Random) -> Iterator[float]:
@@ -104,8 +104,8 @@ class SharedPrefix(Checked):
 
 def stages_of(text: str) -> list[tuple[float, float]]:
     """Requests/s and seconds of each stage."""
-    found = [_STAGE.fullmatch(stage.strip()) for stage in text.split("+")]
-    stages = [(float(each[1]), float(each[2])) if each else (0.0, 0.0) for each in found]
+    matches = [_STAGE.fullmatch(stage.strip()) for stage in text.split("+")]
+    stages = [(float(match[1]), float(match[2])) if match else (0.0, 0.0) for match in matches]
     if not all(rate * length_s >= 1 for rate, length_s in stages):
         raise UserError(f"stages={text!r} are none: write requests/s x seconds, such as 8x600+20x600")
     num = sum(rate * length_s for rate, length_s in stages)
@@ -187,8 +187,8 @@ def _rows(folder: Path, name: str) -> list[dict[str, str]]:
 
 def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder: Path) -> Cell:
     where = f"{folder / 'experiments.csv'}, exp={row['exp']!r}"
-    for name, known in (("workload", loads), ("scope", CAMPAIGNS), ("precision", PRECISIONS)):
-        require(row[name] in known, f"{where}: {name}={row[name]!r} is none of {', '.join(known)}")
+    for name, choices in (("workload", loads), ("scope", CAMPAIGNS), ("precision", PRECISIONS)):
+        require(row[name] in choices, f"{where}: {name}={row[name]!r} is none of {', '.join(choices)}")
     load, checkpoint = loads[row["workload"]], Checkpoint.of(row["model"])
     model = checkpoint.model
     for name in _TIMES:
@@ -260,9 +260,9 @@ class Checkpoint(NamedTuple):
         if name in _listed():
             return _listed()[name]
         parts = name.rpartition("/")[2].lower().split("-")
-        called = "-".join(part for part in parts if part not in _OF_NO_SIZE)
-        known = {each.name.lower(): each.name for each in CATALOGUE}
-        return Checkpoint(known.get(called, name))
+        bare_name = "-".join(part for part in parts if part not in _OF_NO_SIZE)
+        names = {shape.name.lower(): shape.name for shape in CATALOGUE}
+        return Checkpoint(names.get(bare_name, name))
 
 
 @cache
@@ -319,12 +319,12 @@ def _times(cell: Cell, num: int | None) -> dict[str, float]:
         np.array(requests[name][:num], dtype=float)
         for name in ("arrival_s", "first_output_s", "finished_s", "output_len")
     )
-    found = {
+    times = {
         "ttft_mean": first_s - arrival_s,
         "itl_mean": (end_s - first_s) / (tokens - 1),
         "e2e_mean": end_s - arrival_s,
     }
-    return {name: 1e3 * float(times_s.mean()) for name, times_s in found.items()}
+    return {name: 1e3 * float(times_s.mean()) for name, times_s in times.items()}
 
 
 class Error(NamedTuple):
@@ -336,7 +336,7 @@ class Error(NamedTuple):
 
 
 def _error(errors_pct: Sequence[float]) -> Error:
-    sizes = [abs(each) for each in errors_pct]
+    sizes = [abs(error) for error in errors_pct]
     return Error(median(sizes), float(np.percentile(sizes, 90)), len(sizes))
 
 
@@ -344,13 +344,13 @@ def by_group(held: Sequence[Held]) -> dict[str, dict[str, Error]]:
     """Our errors on all rows, on the predicted rows, and on the rows fitted on."""
     groups = {
         "all": held,
-        "predicted": [each for each in held if not each.is_fitted],
-        "fitted": [each for each in held if each.is_fitted],
+        "predicted": [result for result in held if not result.is_fitted],
+        "fitted": [result for result in held if result.is_fitted],
     }
     return {
-        f"ours, {name}": {metric: _error([one.error_pct[metric] for one in each]) for metric in METRICS}
-        for name, each in groups.items()
-        if each
+        f"ours, {name}": {metric: _error([result.error_pct[metric] for result in group]) for metric in METRICS}
+        for name, group in groups.items()
+        if group
     }
 
 
@@ -366,8 +366,8 @@ def peers(folder: Path | None = None) -> dict[str, dict[str, Error]]:
             errors = sizes.setdefault(row["simulator"], {}).setdefault(row["metric"], [])
             errors.append(_finite(where, row, "error_pct"))
     return {
-        name: {metric: _error(found[metric]) for metric in METRICS if metric in found}
-        for name, found in sorted(sizes.items())
+        name: {metric: _error(by_metric[metric]) for metric in METRICS if metric in by_metric}
+        for name, by_metric in sorted(sizes.items())
     }
 
 
@@ -381,9 +381,9 @@ _NEAR = 1.15
 
 def _gemma(precision: str) -> list[tuple[int, ModelShape]]:
     """Sliding and full layers of DiffusionGemma 26B-A4B: how many tokens before a canvas each kind sees, and its shape."""
-    told = json.loads((MEASURED / "diffusion-gemma.json").read_text(encoding="utf-8"))
-    shared = told["all"] | {"precision": precision}
-    return [(each.pop("sees"), ReadShape(**shared, **each)) for each in told["layers"]]
+    content = json.loads((MEASURED / "diffusion-gemma.json").read_text(encoding="utf-8"))
+    shared = content["all"] | {"precision": precision}
+    return [(layer.pop("sees"), ReadShape(**shared, **layer)) for layer in content["layers"]]
 
 
 def _forwards(row: Mapping[str, str]) -> Iterator[tuple[float, ModelShape, StepWork]]:
@@ -395,12 +395,12 @@ def _forwards(row: Mapping[str, str]) -> Iterator[tuple[float, ModelShape, StepW
         rows = prompt + canvas
         yield answers / gpus * forwards, LLADA_8B, _packed(requests, rows, 0, 1.0, heads=1)
         return
-    for place, (window, shape) in enumerate(_gemma(row["precision"])):
+    for index, (window, shape) in enumerate(_gemma(row["precision"])):
         yield 1, shape, _packed(1, prompt, 0, min(0.5, window / max(1, prompt)))
-        for done in range(canvases):
-            seen = min(prompt + done * canvas, window)
+        for earlier in range(canvases):
+            seen = min(prompt + earlier * canvas, window)
             # Logits, and the embedding of what they predict: two equally large products.
-            yield forwards, shape, _packed(1, canvas, seen, 1.0, heads=0 if place else 2)
+            yield forwards, shape, _packed(1, canvas, seen, 1.0, heads=0 if index else 2)
             yield 1, shape, _packed(1, canvas, seen, 0.5)
 
 
@@ -447,10 +447,10 @@ class Stated:
     @property
     def shown(self) -> dict[str, str]:
         """A row of ``stated.csv``."""
-        told = {name: self.row[name] for name in ("claim", "source", "condition", "value", "unit")}
-        ours = {name: f"{each:.4g}" for name, each in {"datasheet": self.datasheet, **self.kernels}.items()}
+        facts = {name: self.row[name] for name in ("claim", "source", "condition", "value", "unit")}
+        ours = {name: f"{value:.4g}" for name, value in {"datasheet": self.datasheet, **self.kernels}.items()}
         judged = {"of_kernels": f"{self.of_kernels:.2f}", "role": self.row["role"], "verdict": self.verdict}
-        return told | ours | judged
+        return facts | ours | judged
 
     @property
     def verdict(self) -> str:
@@ -465,7 +465,7 @@ def stated() -> list[Stated]:
 
 
 def _stated(row: Mapping[str, str]) -> Stated:
-    card, forwards = gpu(row["gpu"]), [each for each in _forwards(row) if each[2].query_rows]
+    card, forwards = gpu(row["gpu"]), [forward for forward in _forwards(row) if forward[2].query_rows]
     # FP8 arithmetic is twice as fast.
     fastest = card if row["precision"] == "bf16" else replace(card, bf16_tflops=2 * card.bf16_tflops)
     tokens = int(row["requests"]) * int(row["canvas"]) * int(row["canvases"])
@@ -489,26 +489,26 @@ def save(
 ) -> list[Path]:
     """Writes ``truth.csv`` with a row per experiment, ``errors.csv`` per simulator and metric, and ``stated.csv`` per claim."""
     rows = []
-    for each in held:
-        role = "fitted" if each.is_fitted else "predicted"
-        row: dict[str, object] = {name: each.row[name] for name in ("exp", "model", "tp", "workload", "scope")}
+    for result in held:
+        role = "fitted" if result.is_fitted else "predicted"
+        row: dict[str, object] = {name: result.row[name] for name in ("exp", "model", "tp", "workload", "scope")}
         for name in METRICS:
-            row[f"{name}_ms"] = each.row[f"{name}_ms"]
-            row[f"{name}_predicted_ms"] = f"{each.predicted[name]:.5g}"
-            row[f"{name}_error_pct"] = f"{each.error_pct[name]:.1f}"
+            row[f"{name}_ms"] = result.row[f"{name}_ms"]
+            row[f"{name}_predicted_ms"] = f"{result.predicted[name]:.5g}"
+            row[f"{name}_error_pct"] = f"{result.error_pct[name]:.1f}"
         rows.append({**row, "role": role})
     sums = [
         {
             "simulator": name,
             "metric": metric,
-            "median_pct": f"{each.median:.1f}",
-            "p90_pct": f"{each.p90:.1f}",
-            "rows": each.num,
+            "median_pct": f"{error.median:.1f}",
+            "p90_pct": f"{error.p90:.1f}",
+            "rows": error.num,
         }
-        for name, found in groups.items()
-        for metric, each in found.items()
+        for name, errors in groups.items()
+        for metric, error in errors.items()
     ]
     contents: dict[Path, Sequence[Mapping[str, object]]] = {folder / "truth.csv": rows, folder / "errors.csv": sums}
     if claims:
-        contents[folder / "stated.csv"] = [each.shown for each in claims]
-    return [replace_text(path, pd.DataFrame(each).to_csv(index=False)) for path, each in contents.items()]
+        contents[folder / "stated.csv"] = [claim.shown for claim in claims]
+    return [replace_text(path, pd.DataFrame(table).to_csv(index=False)) for path, table in contents.items()]
