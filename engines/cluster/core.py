@@ -122,15 +122,15 @@ class CoreRun(NamedTuple):
         refused, or the run is short and nothing is compiled yet."""
         policies = self.policies
         queues = policies.make_local_queue(), policies.make_prefill_queue()
-        rules = [rule for each in (self.router, *queues) if (rule := rule_of(each)) is not None]
+        rules = [rule for policy in (self.router, *queues) if (rule := rule_of(policy)) is not None]
         batchings = type(policies.local_batching), type(policies.prefill_batching)
         is_ours = len(rules) == 3 and type(self.binder) in _BINDING and set(batchings) <= set(_BATCHING)
         if not is_ours or policies.block_size is not None or policies.history == "own-cache":
             return None
-        if rules[0].kind not in ("local", "adaptive") and all(each.is_decode for each in self.workers):
+        if rules[0].kind not in ("local", "adaptive") and all(worker.is_decode for worker in self.workers):
             return None
         load = Load.of(sessions)
-        if not load.is_served(min(self.hardware.kv_capacity(each.degree) for each in self.workers)):
+        if not load.is_served(min(self.hardware.kv_capacity(worker.degree) for worker in self.workers)):
             return None
         library = library_for(LIBRARY, len(load.prefill))
         return None if library is None else self._run(library, load, *rules)
@@ -138,23 +138,23 @@ class CoreRun(NamedTuple):
     def _run(self, library: CDLL, load: "Load", routing: Rule, *queues: Rule) -> ClusterRun:
         policies, engine, links = self.policies, self.hardware.constants.engine, self.hardware.links
         cost_of = self._costs()
-        costs = list({id(each): each for each in cost_of}.values())
+        costs = list({id(cost): cost for cost in cost_of}.values())
         asks = Asks(costs, policies, routing)
         arrays = {
             **load._asdict(),
             "worker_cost": ints_of(map(costs.index, cost_of)),
-            "worker_capacity": ints_of(self.hardware.kv_capacity(each.degree) for each in self.workers),
-            "worker_degree": ints_of(each.degree for each in self.workers),
-            "worker_server": ints_of(each.server for each in self.workers),
-            "cost_terms": np.array([(1.0, *each.terms) if _is_composed(each) else (0.0,) * 7 for each in costs]),
+            "worker_capacity": ints_of(self.hardware.kv_capacity(worker.degree) for worker in self.workers),
+            "worker_degree": ints_of(worker.degree for worker in self.workers),
+            "worker_server": ints_of(worker.server for worker in self.workers),
+            "cost_terms": np.array([(1.0, *cost.terms) if _is_composed(cost) else (0.0,) * 7 for cost in costs]),
             "batching": ints_of([*_limits(policies.local_batching), *_limits(policies.prefill_batching)]),
-            "queues": np.array([(*each.limits, 0, 0)[:5] for each in queues], dtype=np.float64),
+            "queues": np.array([(*queue.limits, 0, 0)[:5] for queue in queues], dtype=np.float64),
             "limits": np.array(routing.limits, dtype=np.float64),
         }
         setup = _Setup(
             num_sessions=len(load.arrival_s),
             num_workers=len(self.workers),
-            num_homes=sum(each.is_decode for each in self.workers),
+            num_homes=sum(worker.is_decode for worker in self.workers),
             num_costs=len(costs),
             **{name: array.ctypes.data for name, array in arrays.items()},
             binding=_BINDING.index(type(self.binder)),
@@ -180,11 +180,11 @@ class CoreRun(NamedTuple):
             inter_bytes_s=links.inter.bytes_per_s,
             ask=Ask(asks.answer),
         )
-        made = Made(library, setup)
-        totals = made.ended()
+        run = Made(library, setup)
+        totals = run.ended()
         if asks.error is not None:
             raise asks.error
-        return self._record(made, load, totals)
+        return self._record(run, load, totals)
 
     def _costs(self) -> list[StepCost]:
         batchings, run_cost = (self.policies.prefill_batching, self.policies.local_batching), self.hardware.run_cost
@@ -239,15 +239,15 @@ class Load(NamedTuple):
             index = np.arange(len(sessions) + 1)
             delay_s = np.zeros(len(sessions))
             return cls(index[:-1], sessions.arrival_s, index, sessions.prefill, sessions.decode, delay_s)
-        rounds = [each.rounds for each in sessions]
-        every = list(chain.from_iterable(rounds))
+        rounds = [session.rounds for session in sessions]
+        all_rounds = list(chain.from_iterable(rounds))
         return cls(
-            session_id=ints_of(each.session_id for each in sessions),
-            arrival_s=np.array([each.arrival_s for each in sessions], dtype=np.float64),
+            session_id=ints_of(session.session_id for session in sessions),
+            arrival_s=np.array([session.arrival_s for session in sessions], dtype=np.float64),
             first_round=np.cumsum([0, *map(len, rounds)], dtype=np.int64),
-            prefill=ints_of(each.prefill_tokens for each in every),
-            decode=ints_of(each.decode_tokens for each in every),
-            delay_s=np.array([each.delay_s for each in every], dtype=np.float64),
+            prefill=ints_of(entry.prefill_tokens for entry in all_rounds),
+            decode=ints_of(entry.decode_tokens for entry in all_rounds),
+            delay_s=np.array([entry.delay_s for entry in all_rounds], dtype=np.float64),
         )
 
     def sums(self, tokens: Ints) -> Ints:
@@ -288,7 +288,7 @@ class Asks:
         if question == _LINE and num > 0:
             return cost.decode_line(num)
         if not _is_composed(cost):
-            chunks = [Chunk(given[2 + 2 * each], given[3 + 2 * each]) for each in range(num)]
+            chunks = [Chunk(given[2 + 2 * index], given[3 + 2 * index]) for index in range(num)]
             return [cost.step_s(chunks, given[0], given[1])]
         kernels = cost.price.kernels  # type: ignore[attr-defined]
         if question == _LINE:
@@ -330,16 +330,16 @@ class Made:
         return self._column(name, c_double)
 
     def _column(self, name: str, kind: Any) -> Any:
-        at = c_void_p()
-        size = self.library.column_of(self.run, name.encode(), byref(at))
-        if not size or at.value is None:
+        address = c_void_p()
+        size = self.library.column_of(self.run, name.encode(), byref(address))
+        if not size or address.value is None:
             return np.empty(0, kind)
-        content = (kind * size).from_address(at.value)
-        content.made = self
-        return np.frombuffer(content, kind)
+        array = (kind * size).from_address(address.value)
+        array.made = self
+        return np.frombuffer(array, kind)
 
     def table(self, name: str) -> Table:
-        return {each.name: self._values(f"{name}_{each.name}") for each in fields(ROWS[name])}
+        return {column.name: self._values(f"{name}_{column.name}") for column in fields(ROWS[name])}
 
     def _values(self, name: str) -> Values:
         if name.endswith("_s"):

@@ -85,12 +85,12 @@ class DecodeBatch:
 
     def finished(self) -> list[Live]:
         """Remove and return the members that have all their tokens, by their last step, and the older first."""
-        left = []
+        members = []
         while self._finish and self._finish[0][0] <= self.steps:
             live = self._members[heappop(self._finish)[1]]
             self.leave(live)
-            left.append(live)
-        return left
+            members.append(live)
+        return members
 
     def youngest(self) -> Live:
         return self._members[max(self._members)]
@@ -114,17 +114,17 @@ class DecodeBatch:
 
     def run(self, start_s: float, steps: int, line: DecodeLine) -> Run:
         """Return a run of at most ``steps`` steps, or of fewer if the context outgrows the line's floor on the way."""
-        base, slope, floor = line
-        first = base + slope * self.context
+        base, slope, floor_s = line
+        first_s = base + slope * self.context
         growth = slope * self.size
-        if first >= floor or growth == 0:
-            return Run(start_s, max(first, floor), growth if first >= floor else 0.0, steps)
-        return Run(start_s, floor, 0.0, min(steps, math.ceil((floor - first) / growth)))
+        if first_s >= floor_s or growth == 0:
+            return Run(start_s, max(first_s, floor_s), growth if first_s >= floor_s else 0.0, steps)
+        return Run(start_s, floor_s, 0.0, min(steps, math.ceil((floor_s - first_s) / growth)))
 
     def advance(self, run: Run, end_s: float) -> tuple[TokenRun, ...]:
         """Log the run, and return its tokens for the windowed ITL."""
         gaps, counts = self.log.gaps, self.log.counts
-        parts = even = self.token_runs(run, run.steps)
+        runs = even_runs = self.token_runs(run, run.steps)
         if self._joined or run.start_s != self.token_s:
             first_end = run.start_s + run.first_s
             gaps.append(first_end - self.token_s)
@@ -133,29 +133,29 @@ class DecodeBatch:
                 live.first_gap_s = first_end - live.token_s
                 live.stay_start = len(gaps)
             self._joined.clear()
-            even = parts[1:]
-        for part in even:
+            even_runs = runs[1:]
+        for part in even_runs:
             gaps.append(part.gap_s)
             counts.append(part.steps)
         self.steps += run.steps
         self.context += run.steps * self.size
         self.token_s = end_s
-        return parts
+        return runs
 
     def token_runs(self, run: Run, steps: int) -> tuple[TokenRun, ...]:
         """Return the tokens of the run's first ``steps`` for a windowed mean. The first step is apart if a member joined or the batch
         stood still: then its gap differs from the later ones, or between members."""
         first_end = run.start_s + run.first_s
         if not self._joined and run.start_s == self.token_s:
-            gap = run.after_s(steps) / steps
-            return (TokenRun(run.start_s, gap, steps, self.size, gap),)
-        waited = (self.size - len(self._joined)) * (first_end - self.token_s)
-        waited += math.fsum([first_end - live.token_s for live in self._joined])
-        first = TokenRun(run.start_s, run.first_s, 1, self.size, waited / self.size)
+            gap_s = run.after_s(steps) / steps
+            return (TokenRun(run.start_s, gap_s, steps, self.size, gap_s),)
+        wait_s = (self.size - len(self._joined)) * (first_end - self.token_s)
+        wait_s += math.fsum([first_end - live.token_s for live in self._joined])
+        first = TokenRun(run.start_s, run.first_s, 1, self.size, wait_s / self.size)
         if steps == 1:
             return (first,)
-        gap = (run.after_s(steps) - run.first_s) / (steps - 1)
-        return first, TokenRun(first_end, gap, steps - 1, self.size, gap)
+        gap_s = (run.after_s(steps) - run.first_s) / (steps - 1)
+        return first, TokenRun(first_end, gap_s, steps - 1, self.size, gap_s)
 
 
 class DecodeWorker(Worker):
@@ -208,8 +208,8 @@ class DecodeWorker(Worker):
     @property
     def _kv_in_use(self) -> int:
         run = self._run
-        ahead = run.steps - run.steps_by(self._loop.now) if run is not None else 0
-        return self.kv.held - ahead * self.batch.size
+        steps_left = run.steps - run.steps_by(self._loop.now) if run is not None else 0
+        return self.kv.held - steps_left * self.batch.size
 
     def windowed_itl_s(self, now: float) -> float:
         run = self._run
@@ -279,8 +279,8 @@ class DecodeWorker(Worker):
             if not self.batch.size:
                 self._see()
                 continue
-            most = 1 if self._unseen else self._max_run_steps
-            steps = self._reserve(min(self.batch.next_finish(), most))
+            max_steps = 1 if self._unseen else self._max_run_steps
+            steps = self._reserve(min(self.batch.next_finish(), max_steps))
             if steps:
                 self._schedule_run(self.batch.run(now, steps, self._decode_line(self.batch.size)), steps)
                 break
@@ -405,9 +405,9 @@ class DecodeWorker(Worker):
     def _end_run(self, version: int) -> None:
         if version != self._version or self._run is None:
             return
-        ran, self._run = self._run, None
-        self.busy_decode_s += self._loop.now - ran.start_s
-        self._decoded(ran)
+        run, self._run = self._run, None
+        self.busy_decode_s += self._loop.now - run.start_s
+        self._decoded(run)
         self._boundary()
 
     def _decoded(self, ran: Run) -> None:

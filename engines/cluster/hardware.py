@@ -100,8 +100,8 @@ _STORED: Mapping[str, Any] = json.loads(Path(__file__).with_name("constants.json
 
 
 def _readings(rows: Sequence[Mapping[str, Any]]) -> tuple[CostConstants, ...]:
-    usual = _STORED["paper"][0]
-    return tuple(CostConstants(**{**usual, **row, "engine": EngineTimes(**row.get("engine", {}))}) for row in rows)
+    defaults = _STORED["paper"][0]
+    return tuple(CostConstants(**{**defaults, **row, "engine": EngineTimes(**row.get("engine", {}))}) for row in rows)
 
 
 CONSTANTS = _readings(_STORED["paper"])
@@ -112,10 +112,10 @@ ENGINES = _readings(_STORED["engines"])
 
 
 def cost_constants(name: str) -> CostConstants:
-    known = {each.name: each for each in (*CONSTANTS, *ENGINES)}
-    if name.lower() not in known:
-        raise UserError(f"constants={name!r} are unknown: use one of {', '.join(known)}")
-    return known[name.lower()]
+    by_name = {constants.name: constants for constants in (*CONSTANTS, *ENGINES)}
+    if name.lower() not in by_name:
+        raise UserError(f"constants={name!r} are unknown: use one of {', '.join(by_name)}")
+    return by_name[name.lower()]
 
 
 class StepCost(Protocol):
@@ -171,8 +171,8 @@ class WorkerCost:
             if degree > 1:
                 self._fixed_s += 2 * shape.n_layers * constants.all_reduce_latency_s
                 # A ring moves 2 (n - 1) / n of the activations over each GPU's link, in one direction.
-                moved = 2 * (degree - 1) / degree * 2 * shape.n_layers * shape.d_model * shape.dtype_bytes
-                self._row_s = moved / (link_bytes_per_s(gpu) * constants.nvlink_efficiency)
+                num_bytes = 2 * (degree - 1) / degree * 2 * shape.n_layers * shape.d_model * shape.dtype_bytes
+                self._row_s = num_bytes / (link_bytes_per_s(gpu) * constants.nvlink_efficiency)
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         if mode is not None:
@@ -302,10 +302,10 @@ def place(decode: Sequence[int], prefill: Sequence[int] = ()) -> tuple[list[int]
     free: list[int] = []
     servers = [0] * len(decode), [0] * len(prefill)
     workers = [
-        (-degree, index, phase) for phase, each in enumerate((decode, prefill)) for index, degree in enumerate(each)
+        (-degree, index, phase) for phase, pool in enumerate((decode, prefill)) for index, degree in enumerate(pool)
     ]
     for minus_degree, index, phase in sorted(workers):
-        server = next((place for place, room in enumerate(free) if room >= -minus_degree), len(free))
+        server = next((position for position, room in enumerate(free) if room >= -minus_degree), len(free))
         if server == len(free):
             free.append(GPUS_PER_SERVER)
         free[server] += minus_degree
@@ -413,31 +413,31 @@ class Hardware:
     @property
     def links(self) -> KvLinks:
         constants, latency_s = self.constants, self.constants.transfer_latency_s
-        inside = link_bytes_per_s(self.gpu) * constants.nvlink_efficiency
-        between = constants.inter_server_gb_s * 1e9 * constants.inter_server_efficiency
+        intra_bytes_s = link_bytes_per_s(self.gpu) * constants.nvlink_efficiency
+        inter_bytes_s = constants.inter_server_gb_s * 1e9 * constants.inter_server_efficiency
         return KvLinks(
-            intra=Link(name="intra-server", latency_s=latency_s, bytes_per_s=inside),
-            inter=Link(name="inter-server", latency_s=latency_s, bytes_per_s=between),
+            intra=Link(name="intra-server", latency_s=latency_s, bytes_per_s=intra_bytes_s),
+            inter=Link(name="inter-server", latency_s=latency_s, bytes_per_s=inter_bytes_s),
             kv_bytes_per_token=self.shape.kv_bytes_per_token,
         )
 
     def kv_capacity(self, degree: int) -> int:
         """Tokens of K/V that fit beside the weights; below 1 if the weights alone do not fit."""
-        room = self.gpu.memory_bytes * degree * self.constants.memory_share - self.shape.weight_bytes
-        held = math.floor(room / self.shape.kv_bytes_per_token)
-        return held if self.kv_tokens is None or held < 1 else self.kv_tokens
+        free_bytes = self.gpu.memory_bytes * degree * self.constants.memory_share - self.shape.weight_bytes
+        num_tokens = math.floor(free_bytes / self.shape.kv_bytes_per_token)
+        return num_tokens if self.kv_tokens is None or num_tokens < 1 else self.kv_tokens
 
     def degrees(self, *, min_kv_tokens: int = 1) -> tuple[int, ...]:
         """Tensor-parallel degrees that leave room for so many tokens of K/V."""
         heads, kv_heads = self.shape.n_heads, self.shape.n_kv_heads
-        found = tuple(
+        degrees = tuple(
             degree
             for degree in DEGREES
             if heads % degree == kv_heads % degree == 0 and self.kv_capacity(degree) >= min_kv_tokens
         )
         require(
-            bool(found),
+            bool(degrees),
             f"model={self.shape.name!r} with {min_kv_tokens} tokens of K/V does not fit {max(DEGREES)} x {self.gpu.name}: "
             "use a smaller model or a larger GPU",
         )
-        return found if self.kernels is None else composed_degrees(self.shape, self.gpu, self.kernels, found)
+        return degrees if self.kernels is None else composed_degrees(self.shape, self.gpu, self.kernels, degrees)

@@ -81,14 +81,14 @@ class PrefixCache:
 
     def give(self, names: Sequence[int]) -> int:
         """Ends one use of these blocks; returns how many nobody uses any longer."""
-        users, idle, before = self._users, self._idle, len(self._idle)
+        users, idle, num_before = self._users, self._idle, len(self._idle)
         for name in reversed(names):
             if users[name] > 1:
                 users[name] -= 1
             else:
                 del users[name]
                 idle[name] = None
-        return len(idle) - before
+        return len(idle) - num_before
 
     def evict(self, num: int) -> int:
         """Drops up to ``num`` idle blocks; returns how many."""
@@ -168,9 +168,9 @@ class BlockKv(WorkerKv):
         """Free the session's own tokens. Its blocks stay for others until they are evicted."""
         names = self._uses.pop(session, ())
         if self._keeps_answers:
-            answer = tuple(islice(self._unnamed, tokens // self.size - len(names)))
-            self.cache.take(answer)
-            names = (*names, *answer)
+            blocks = tuple(islice(self._unnamed, tokens // self.size - len(names)))
+            self.cache.take(blocks)
+            names = (*names, *blocks)
         num_idle = self.cache.give(names)
         self.idle += num_idle * self.size
         self.held -= tokens - (len(names) - num_idle) * self.size
@@ -195,32 +195,32 @@ def reuse_of(prompts: Iterable[tuple[Sequence[int], int]], block_tokens: int, ca
     """Sends prompts (the names of their blocks, and their tokens) through a cache of ``capacity`` blocks one after the other. None: an
     unlimited cache. If the last block of a prompt is filled in part, only the tokens in it count."""
     cache = PrefixCache()
-    found = num = found_tokens = num_tokens = 0
+    num_found = num = found_tokens = num_tokens = 0
     for names, tokens in prompts:
         cached = cache.found(names)
-        found, num = found + cached, num + len(names)
+        num_found, num = num_found + cached, num + len(names)
         found_tokens, num_tokens = found_tokens + min(cached * block_tokens, tokens), num_tokens + tokens
         cache.take(names)
         cache.give(names)
         if capacity is not None:
             cache.evict(cache.num_idle - capacity)
-    return Reuse(found, num, found_tokens, num_tokens)
+    return Reuse(num_found, num, found_tokens, num_tokens)
 
 
 def possible_reuse(sessions: Iterable[Session], size: int) -> float | None:
     """Share of the prompts' tokens that one unlimited cache would spare; None if no session has names. The cache holds a session's
     answers when its next prompt comes."""
-    known: set[int] = set()
-    found = num = 0
+    cached: set[int] = set()
+    found_tokens = num_tokens = 0
     for session in sessions:
         if session.prefix is None:
             continue
         history = 0
         for index, (prefill, decode, _) in enumerate(session.rounds):
             names, most_found = prompt_of(session.prefix, index, history + prefill, size)
-            known.update(names[: history // size])
-            found += _num_in(known, names[:most_found]) * size
-            num += history + prefill
-            known.update(names)
+            cached.update(names[: history // size])
+            found_tokens += _num_in(cached, names[:most_found]) * size
+            num_tokens += history + prefill
+            cached.update(names)
             history += prefill + decode
-    return found / num if num else None
+    return found_tokens / num_tokens if num_tokens else None

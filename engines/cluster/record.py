@@ -59,7 +59,7 @@ class Values(Sequence[Any]):
     def where(self, value: object) -> npt.NDArray[np.bool_]:
         """[n] whether each value equals ``value``."""
         if self.names:
-            return np.isin(self.values, [place for place, name in enumerate(self.names) if name == value])
+            return np.isin(self.values, [code for code, name in enumerate(self.names) if name == value])
         if value is None:
             return self.is_missing
         return np.asarray(self.values == value, dtype=bool) & ~self.is_missing & np.ones(len(self), dtype=bool)
@@ -87,13 +87,13 @@ class Values(Sequence[Any]):
         return np.isnan(self.values) if math.isnan(self.missing) else self.values == self.missing
 
     def _plain(self, values: npt.NDArray[Any]) -> list[Any]:
-        found: list[Any] = values.tolist()
+        plain: list[Any] = values.tolist()
         if self.names:
-            return [self.names[each] for each in found]
+            return [self.names[code] for code in plain]
         if self.missing is not None:
-            for place in np.flatnonzero(Values(values, missing=self.missing).is_missing).tolist():
-                found[place] = None
-        return found
+            for index in np.flatnonzero(Values(values, missing=self.missing).is_missing).tolist():
+                plain[index] = None
+        return plain
 
 
 class LazyTimes(Values):
@@ -133,7 +133,7 @@ ItlStat = Literal["mean", "p95", "p99", "max", "p95-lower", "p95-higher"]
 
 def table_of(kind: type, rows: Sequence[Any]) -> Table:
     """Returns the columns of rows of one kind."""
-    names = [each.name for each in fields(kind)]
+    names = [column.name for column in fields(kind)]
     columns = map(list, zip(*map(attrgetter(*names), rows), strict=True)) if rows else ([] for _ in names)
     return dict(zip(names, columns, strict=True))
 
@@ -306,17 +306,17 @@ class GapLog:
 
     def of_rounds(self, which: npt.NDArray[np.bool_]) -> "GapLog":
         """The stays of these rounds, in the same log."""
-        kept = which[self.stay_row]
-        stays = {name: getattr(self, name)[kept] for name in ("stay_row", "start", "end", "first_gap_s")}
+        mask = which[self.stay_row]
+        stays = {name: getattr(self, name)[mask] for name in ("stay_row", "start", "end", "first_gap_s")}
         return GapLog(log_gap_s=self.log_gap_s, log_tokens=self.log_tokens, **stays)
 
     def spread(self) -> tuple[Floats, Ints]:
         """Returns gaps [n] in s, and for how many tokens [n] each stands. A gap of the log comes once, however many stays share it."""
         num = len(self.log_gap_s)
         stays = np.cumsum(np.bincount(self.start, minlength=num + 1) - np.bincount(self.end, minlength=num + 1))[:num]
-        kept, ones = stays > 0, np.ones(len(self.first_gap_s), dtype=np.int64)
-        tokens = (self.log_tokens * stays)[kept]
-        return np.concatenate([self.first_gap_s, self.log_gap_s[kept]]), np.concatenate([ones, tokens])
+        is_used, ones = stays > 0, np.ones(len(self.first_gap_s), dtype=np.int64)
+        tokens = (self.log_tokens * stays)[is_used]
+        return np.concatenate([self.first_gap_s, self.log_gap_s[is_used]]), np.concatenate([ones, tokens])
 
     def num_gaps(self, num_rounds: int, limit_s: float = math.inf) -> Floats:
         """Number of gaps of at most ``limit_s``, by round [num_rounds]."""
@@ -328,28 +328,28 @@ class GapLog:
         """Like ``grouped_stats`` of all gaps; ``group`` holds the group of each round."""
         stay_group = group[self.stay_row]
         order = np.argsort(stay_group, kind="stable")
-        found = list[dict[ItlStat, Floats]]()
+        blocks = list[dict[ItlStat, Floats]]()
         for low in range(0, max(1, num_groups), _BLOCK):
             high = min(low + _BLOCK, num_groups)
             first, last = np.searchsorted(stay_group, (low, high), sorter=order)
             gaps = self._of_stays(order[first:last])
-            found.append(grouped_stats(group[gaps.row] - low, gaps.gap_s, gaps.tokens, high - low))
-        return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+            blocks.append(grouped_stats(group[gaps.row] - low, gaps.gap_s, gaps.tokens, high - low))
+        return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
     def _of_stays(self, stays: Ints) -> Gaps:
         stays = stays[np.argsort(self.stay_row[stays], kind="stable")]
         row, length = self.stay_row[stays], self.end[stays] - self.start[stays] + 1
         # Each stay's first gap, followed by its part of the log.
-        first = np.cumsum(length) - length
-        index = np.arange(length.sum()) + np.repeat(self.start[stays] - 1 - first, length)
-        index[first] = 0
+        first_index = np.cumsum(length) - length
+        index = np.arange(length.sum()) + np.repeat(self.start[stays] - 1 - first_index, length)
+        index[first_index] = 0
         rows, is_empty = np.repeat(row, length), not len(self.log_gap_s)
         gap_s = np.empty(len(index)) if is_empty else self.log_gap_s[index]
         tokens = np.empty(len(index), np.int64) if is_empty else self.log_tokens[index]
-        gap_s[first], tokens[first] = self.first_gap_s[stays], 1
+        gap_s[first_index], tokens[first_index] = self.first_gap_s[stays], 1
         if (row[1:] == row[:-1]).any():  # first gaps of a round stand before the others
             is_later = np.ones(len(index), dtype=np.bool_)
-            is_later[first] = False
+            is_later[first_index] = False
             order = np.lexsort((is_later, rows))
             rows, gap_s, tokens = rows[order], gap_s[order], tokens[order]
         return Gaps(rows, gap_s, tokens)
@@ -376,8 +376,8 @@ def logged(logs: Sequence[TokenLog]) -> GapLog:
     """Joins the logs of several workers."""
     offsets = accumulate((len(log.gaps) for log in logs), initial=0)
     stays = [(offset, stay) for log, offset in zip(logs, offsets, strict=False) for stay in log.stays]
-    place = np.array([(stay.row, offset + stay.start, offset + stay.end) for offset, stay in stays], dtype=np.int64)
-    row, start, end = place.reshape(-1, 3).T
+    positions = np.array([(stay.row, offset + stay.start, offset + stay.end) for offset, stay in stays], dtype=np.int64)
+    row, start, end = positions.reshape(-1, 3).T
     return GapLog(
         log_gap_s=np.array([gap_s for log in logs for gap_s in log.gaps], dtype=np.float64),
         log_tokens=np.array([count for log in logs for count in log.counts], dtype=np.int64),
@@ -394,7 +394,7 @@ def prefill_load(workers: Iterable[tuple[str, float]], span_s: float) -> dict[st
     busy: dict[str, list[float]] = {}
     for role, busy_s in workers:
         busy.setdefault(role, []).append(busy_s)
-    load = max(math.fsum(each) / len(each) for each in busy.values()) / span_s if span_s > 0 else None
+    load = max(math.fsum(seconds) / len(seconds) for seconds in busy.values()) / span_s if span_s > 0 else None
     reason = None
     if load is not None and load > 1:
         reason = (
@@ -491,22 +491,22 @@ def grouped_stats(group: Ints, value: Floats, count: Ints, num_groups: int) -> d
     stats: dict[ItlStat, Floats] = {name: np.full(num_groups, np.nan) for name in get_args(ItlStat)}
     if not len(group):
         return stats
-    known = total > 0
-    stats["mean"][known] = np.bincount(group, weights=value * count, minlength=num_groups)[known] / total[known]
+    filled = total > 0
+    stats["mean"][filled] = np.bincount(group, weights=value * count, minlength=num_groups)[filled] / total[filled]
     order = np.lexsort((value, group))
     value, ends = value[order], np.cumsum(count[order])
-    last = np.cumsum(total[known])
+    last = np.cumsum(total[filled])
     # Order statistic k of a group is the value at which the running count passes k plus the counts of all groups before.
-    stats["max"][known] = value[np.searchsorted(ends, last - 1, side="right")]
+    stats["max"][filled] = value[np.searchsorted(ends, last - 1, side="right")]
     for name, quantile in _QUANTILES.items():
-        position = (total[known] - 1) * quantile
+        position = (total[filled] - 1) * quantile
         below = np.floor(position)
-        low = value[np.searchsorted(ends, last - total[known] + below, side="right")]
-        above = np.minimum(below + 1, total[known] - 1)
-        high = value[np.searchsorted(ends, last - total[known] + above, side="right")]
-        stats[name][known] = low + (high - low) * (position - below)
+        low = value[np.searchsorted(ends, last - total[filled] + below, side="right")]
+        above = np.minimum(below + 1, total[filled] - 1)
+        high = value[np.searchsorted(ends, last - total[filled] + above, side="right")]
+        stats[name][filled] = low + (high - low) * (position - below)
         if name == "p95":
-            stats["p95-lower"][known], stats["p95-higher"][known] = low, np.where(position > below, high, low)
+            stats["p95-lower"][filled], stats["p95-higher"][filled] = low, np.where(position > below, high, low)
     return stats
 
 
@@ -531,21 +531,21 @@ def attainments(observed: Observed, slo: Slo, readings: Sequence[Reading] = READ
     session, num_sessions = observed.round_session, len(observed.e2el_s)
     if not num_sessions:
         return dict.fromkeys(readings, math.nan)
-    reached = np.bincount(session, minlength=num_sessions)
+    num_rounds = np.bincount(session, minlength=num_sessions)
     total_s = np.bincount(session, weights=observed.ttft_s, minlength=num_sessions)
-    found = {}
+    shares = {}
     with np.errstate(invalid="ignore"):  # NaN, a token that never came, meets nothing
-        each = observed.ttft_s <= slo.ttft_s
-        mean = total_s / np.maximum(reached, 1) <= slo.ttft_s
-        every = np.bincount(session, weights=each, minlength=num_sessions) == observed.session_rounds
+        round_met = observed.ttft_s <= slo.ttft_s
+        mean_met = total_s / np.maximum(num_rounds, 1) <= slo.ttft_s
+        all_met = np.bincount(session, weights=round_met, minlength=num_sessions) == observed.session_rounds
         for reading in readings:
             if reading.scope == "round":
-                quick = each if reading.ttft == "every" else mean[session]
+                ttft_met = round_met if reading.ttft == "every" else mean_met[session]
                 done, itl_s, num = observed.round_done, observed.round_itl_s, int(observed.session_rounds.sum())
             else:
-                quick = every if reading.ttft == "every" else mean
+                ttft_met = all_met if reading.ttft == "every" else mean_met
                 done, itl_s, num = observed.session_done, observed.session_itl_s, num_sessions
             gaps_s = itl_s[reading.itl]
-            good = quick & done & (np.isnan(gaps_s) | (gaps_s <= slo.itl_s))
-            found[reading] = float(good.sum()) / num
-    return found
+            is_met = ttft_met & done & (np.isnan(gaps_s) | (gaps_s <= slo.itl_s))
+            shares[reading] = float(is_met.sum()) / num
+    return shares

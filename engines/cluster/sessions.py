@@ -58,11 +58,11 @@ class PrefixNames:
 
     def of(self, numbers: Iterable[int]) -> tuple[int, ...]:
         """Returns a name for each beginning of the sequence, the shortest first."""
-        names, found, before = self._names, [], -1
+        names, result, name = self._names, [], -1
         for number in numbers:
-            before = names.setdefault((before, number), len(names))
-            found.append(before)
-        return tuple(found)
+            name = names.setdefault((name, number), len(names))
+            result.append(name)
+        return tuple(result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class SessionColumns(Sequence[Session]):
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
-            return tuple(self[each] for each in range(len(self))[place])
+            return tuple(self[index] for index in range(len(self))[place])
         index = range(len(self))[place]
         rounds = (Round(int(self.prefill[index]), int(self.decode[index])),)
         return Session(index, float(self.arrival_s[index]), rounds, self.prefix_of(index))
@@ -127,7 +127,7 @@ def contexts_of(sessions: Sequence[Session]) -> npt.NDArray[np.int64]:
     """[n] tokens of K/V of each session at its end."""
     if isinstance(sessions, SessionColumns):
         return sessions.prefill + sessions.decode
-    return np.array([each.context_tokens for each in sessions], dtype=np.int64)
+    return np.array([session.context_tokens for session in sessions], dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -155,11 +155,11 @@ class DecodeSimulation(Simulation):
         prefix, index, rounds = live.session.prefix, live.round_index, live.session.rounds
         if prefix is None or index == len(rounds):
             return None
-        known = self._prompts.get(order)
-        if known is None or known[0] != index:
-            known = index, prompt_of(prefix, index, live.context + rounds[index].prefill_tokens, size)
-            self._prompts[order] = known
-        return known[1]
+        entry = self._prompts.get(order)
+        if entry is None or entry[0] != index:
+            entry = index, prompt_of(prefix, index, live.context + rounds[index].prefill_tokens, size)
+            self._prompts[order] = entry
+        return entry[1]
 
     def add(self, worker: Home | PrefillWorker) -> None:
         """Add a worker. Add the homes first."""
@@ -191,7 +191,7 @@ class DecodeSimulation(Simulation):
                 "num_events": self.loop.num_events,
                 "end_s": self.loop.now,
                 "stop_reason": self._stop_reason,
-                **prefill_load(((each.role, each.busy_prefill_s) for each in workers), span_s),
+                **prefill_load(((row.role, row.busy_prefill_s) for row in workers), span_s),
             },
         )
 
@@ -209,13 +209,13 @@ class DecodeSimulation(Simulation):
                 f"{self._most_tokens}: shorten it or raise the degree"
             )
         if isinstance(self._binder, PromptBinder):
-            bound = self._binder.bind_prompt(live.order, session.rounds[0].prefill_tokens, self._homes)
+            worker_id = self._binder.bind_prompt(live.order, session.rounds[0].prefill_tokens, self._homes)
         else:
-            bound = asked(self._binder.bind, self._homes, self.loop.now)
-        home = self._home_of.get(bound)
+            worker_id = asked(self._binder.bind, self._homes, self.loop.now)
+        home = self._home_of.get(worker_id)
         if home is None:
             raise RunError(
-                f"binder {type(self._binder).__name__} binds a session to {bound!r}, which is no decode worker"
+                f"binder {type(self._binder).__name__} binds a session to {worker_id!r}, which is no decode worker"
             )
         live.home = home
         home.num_sessions += 1
@@ -257,8 +257,8 @@ class DecodeSimulation(Simulation):
         worker = home if decision.is_local else self._prefill_of[decision.worker_id]
         home.coming_tokens += 0 if decision.is_local else history + tokens
         if self._estimator is not None:
-            here = worker.cached_tokens(live.order) if isinstance(worker, CachingPrefillWorker) else history
-            task.estimate_s = self._estimator.prefill_s(here, history + tokens - here, worker.degree)
+            cached = worker.cached_tokens(live.order) if isinstance(worker, CachingPrefillWorker) else history
+            task.estimate_s = self._estimator.prefill_s(cached, history + tokens - cached, worker.degree)
         self.tasks.append(
             TaskRow(
                 task.task_id,
@@ -403,15 +403,15 @@ class Cluster:
         binder, router = policies.make_binder(), policies.make_router(seed)
         if isinstance(arrivals, OpenLoop) and isinstance(arrivals.sessions, Sequence):
             core = CoreRun(self.hardware, workers, policies, binder, router, stop, max_run_steps)
-            if (found := core.simulate(arrivals.sessions)) is not None:
-                return found
+            if (core_run := core.simulate(arrivals.sessions)) is not None:
+                return core_run
         simulation = DecodeSimulation(
             binder=binder,
             router=router,
             estimator=policies.estimator,
             links=self.hardware.links,
             stop=stop,
-            most_tokens=min(self.hardware.kv_capacity(each.degree) for each in workers),
+            most_tokens=min(self.hardware.kv_capacity(worker.degree) for worker in workers),
             engine=self.hardware.constants.engine,
         )
         shared = policies.make_prefill_queue() if policies.shares_prefill_queue else None

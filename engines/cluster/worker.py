@@ -376,11 +376,11 @@ class Worker:
     def load_with(self, order: int, tokens: int) -> Load:
         """The load of the worker if it got a prompt of ``tokens`` tokens of the session whose rank of arrival is ``order``."""
         cached = self.cached_of(order)
-        in_use = 0 if self.kv is None else self.kv.protected(order, self._loop.now)
-        waiting = self.backlog_tokens + self.expected_tokens
-        to_prefill = waiting + sum([task.left for task in self.begun]) + tokens - cached
-        awaited = self.queue.backlog_tokens + self.coming_tokens + self.expected_tokens
-        return Load(to_prefill, self._kv_in_use + awaited + tokens - in_use)
+        protected = 0 if self.kv is None else self.kv.protected(order, self._loop.now)
+        queued_tokens = self.backlog_tokens + self.expected_tokens
+        to_prefill = queued_tokens + sum([task.left for task in self.begun]) + tokens - cached
+        coming_tokens = self.queue.backlog_tokens + self.coming_tokens + self.expected_tokens
+        return Load(to_prefill, self._kv_in_use + coming_tokens + tokens - protected)
 
     def busy_s(self, now: float) -> float:
         if not self.is_busy:
@@ -520,13 +520,13 @@ class PrefillWorker(Worker):
     @property
     def backlog_s(self) -> float:
         """Tasks chosen for the next step have not begun, so they still count as queued."""
-        chosen = fsum([task.estimate_s for task, _ in self._next.shares]) if self._next else 0.0
-        return self.queue.backlog_s + chosen
+        chosen_s = fsum([task.estimate_s for task, _ in self._next.shares]) if self._next else 0.0
+        return self.queue.backlog_s + chosen_s
 
     @property
     def backlog_tokens(self) -> int:
-        chosen = sum(share.tokens for share in self._next.shares) if self._next else 0
-        return super().backlog_tokens + chosen
+        chosen_tokens = sum(share.tokens for share in self._next.shares) if self._next else 0
+        return super().backlog_tokens + chosen_tokens
 
     cached_tokens = Worker.cached_of
 
