@@ -54,9 +54,9 @@ def fit_piecewise(
     require(bool((y > 0).all()), "a profile holds a time that is not positive: measure again")
     values = np.unique(x)
     segments = _Segments(x, features / y[:, None], values)
-    found: Piecewise | None = None
+    fit: Piecewise | None = None
     for num_pieces in range(1, max_pieces + 1):
-        if found is not None and found.mean_error <= tolerance:
+        if fit is not None and fit.mean_error <= tolerance:
             break
         bounds = _best_bounds(segments, len(values), num_pieces)
         if bounds is None:
@@ -64,15 +64,15 @@ def fit_piecewise(
         knees = values[np.array(bounds[1:-1], dtype=np.int64) - 1]
         pieces = np.array([segments.fitted(first, end).coefficients for first, end in pairwise(bounds)])
         error = np.abs((features * pieces[np.searchsorted(knees, x)]).sum(axis=1) / y - 1)
-        found = Piecewise(
+        fit = Piecewise(
             knees=tuple(knees.tolist()),
             pieces=tuple(map(tuple, pieces.tolist())),
             mean_error=float(error.mean()),
             max_error=float(error.max()),
         )
-    if found is None:
+    if fit is None:
         raise ValueError(f"{len(y)} measurements are too few to fit {features.shape[1]} coefficients")
-    return found
+    return fit
 
 
 class _Piece(NamedTuple):
@@ -95,26 +95,26 @@ class _Segments:
         return self._starts[end] - self._starts[first] >= self._least
 
     def fitted(self, first: int, end: int) -> _Piece:
-        found = self._fitted.get((first, end))
-        if found is None:
+        piece = self._fitted.get((first, end))
+        if piece is None:
             rows = self._rows[self._starts[first] : self._starts[end]]
             solution = least_squares(list(zip(*rows, strict=True)), [1.0] * len(rows))
             # A product of matrices would round these differently on each machine.
             missed = [fsum([*map(mul, solution, row), -1.0]) for row in rows]
-            found = self._fitted[first, end] = _Piece(fsum([miss * miss for miss in missed]), solution)
-        return found
+            piece = self._fitted[first, end] = _Piece(fsum([miss * miss for miss in missed]), solution)
+        return piece
 
 
 def _best_bounds(segments: _Segments, num_values: int, num_pieces: int) -> list[int] | None:
     """Return where the pieces begin and end, by dynamic programming over the last piece's first value; None if none fit."""
     best: list[dict[int, tuple[float, int]]] = [{0: (0.0, -1)}]
-    for left in reversed(range(num_pieces)):
+    for num_left in reversed(range(num_pieces)):
         reached: dict[int, tuple[float, int]] = {}
-        for first, (before, _) in sorted(best[-1].items()):
+        for first, (loss_before, _) in sorted(best[-1].items()):
             # The last piece ends where the values do.
-            for end in range(first + 1 if left else num_values, num_values + 1):
+            for end in range(first + 1 if num_left else num_values, num_values + 1):
                 if first < end and segments.is_long_enough(first, end):
-                    loss = before + segments.fitted(first, end).loss
+                    loss = loss_before + segments.fitted(first, end).loss
                     if end not in reached or loss < reached[end][0]:
                         reached[end] = loss, first
         best.append(reached)
@@ -179,7 +179,7 @@ def profile_hardware(
     require(bool(degrees), "degrees=(): profile at least one tensor-parallel degree")
     grid = list(product(HISTORIES, TOKENS))
     attention = tuple([(1, incr, incr * (history + 0.5 * incr), history) for history, incr in grid])
-    sequences, sent = tuple([(1, batch) for batch in BATCHES]), tuple([(1, length) for length in TOKENS])
+    sequences, transfers = tuple([(1, batch) for batch in BATCHES]), tuple([(1, length) for length in TOKENS])
     prefill, decode = {}, {}
     for degree in degrees:
         cost = hardware.cost(degree)
@@ -187,7 +187,7 @@ def profile_hardware(
         steps_s = [cost.decode_line(batch).at(batch * decode_context) for batch in BATCHES]
         decode[degree] = _fitted(sequences, tuple(steps_s))
     transfer = {
-        pair: _fitted(sent, tuple([links.transfer_s(length, link, *pair) for length in TOKENS]))
+        pair: _fitted(transfers, tuple([links.transfer_s(length, link, *pair) for length in TOKENS]))
         for pair in product(degrees, degrees)
     }
     return PerformanceModel(prefill=prefill, decode=decode, transfer=transfer, decode_context=decode_context)

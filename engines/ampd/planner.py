@@ -62,18 +62,18 @@ class PlanningWorkload:
 
     def prefill_s(self, model: PerformanceModel, degree: int) -> Floats:
         """T_pre of every round, seconds."""
-        found = []
+        seconds = []
         for session in self.sessions:
             history = 0
             for prefill, decode, _ in session.rounds:
-                found.append(model.prefill_s(history, prefill, degree))
+                seconds.append(model.prefill_s(history, prefill, degree))
                 history += prefill + decode
-        return np.array(found)
+        return np.array(seconds)
 
     def at_rate(self) -> tuple[Session, ...]:
         """The sessions with their arrivals stretched to the planning rate."""
-        last = self.sessions[-1].arrival_s
-        stretch = self.span_s / last if last > 0 else 0.0
+        last_s = self.sessions[-1].arrival_s
+        stretch = self.span_s / last_s if last_s > 0 else 0.0
         return tuple(
             Session(session.session_id, session.arrival_s * stretch, session.rounds) for session in self.sessions
         )
@@ -105,8 +105,8 @@ class ClosedForm:
 
     def prefill(self, degree: int, replicas: Sequence[int]) -> list[PhaseLatency]:
         """P95 of wait + service for each number of replicas. The wait is independent of the round's service time."""
-        each = np.sort(self._workload.prefill_s(self._model, degree))
-        services = np.array([part.mean() for part in np.array_split(each, min(_SERVICES, len(each)))])
+        service_s = np.sort(self._workload.prefill_s(self._model, degree))
+        services = np.array([part.mean() for part in np.array_split(service_s, min(_SERVICES, len(service_s)))])
         workload, servers = self._workload, np.array(replicas)
         rate, rounds = workload.rounds_per_s, workload.rounds_per_s / workload.rate
         # Beyond saturation a session has one prefill in the queue at a time, so its rounds share the growth of the backlog.
@@ -182,8 +182,8 @@ def backlog_exceeds(
     joined = np.exp(-0.5 * below * below) * _mills(np.maximum(z, 0.0))
     apart = np.exp(np.minimum(2 * drift * positive / variance, 0.0)) * (1 - _upper_tail(-np.minimum(z, 0.0)))
     beyond += np.where(z >= 0, joined, apart)
-    found: Floats = np.where(limits_s < 0, 1.0, waits[:, None] * np.clip(beyond, 0.0, 1.0).mean(axis=2))
-    return found
+    chances: Floats = np.where(limits_s < 0, 1.0, waits[:, None] * np.clip(beyond, 0.0, 1.0).mean(axis=2))
+    return chances
 
 
 def erlang_c(servers: int, offered: float) -> float:
@@ -243,13 +243,13 @@ def coefficients(
 ) -> Coefficients:
     """Return the coefficients of each (n, k) that leaves the other phase a worker. ``method`` None: ``num_gpus`` decides."""
     require(bool(degrees), "degrees=(): the planner needs a degree the model fits")
-    most = num_gpus - min(degrees)
+    max_gpus = num_gpus - min(degrees)
     require(
-        most >= min(degrees),
+        max_gpus >= min(degrees),
         f"num_gpus={num_gpus} do not hold a prefill and a decode worker of {min(degrees)} GPUs each: give more",
     )
     method = method or default_method(num_gpus)
-    replicas = {degree: range(1, most // degree + 1) for degree in degrees if degree <= most}
+    replicas = {degree: range(1, max_gpus // degree + 1) for degree in degrees if degree <= max_gpus}
     if method == "closed":
         form = ClosedForm(model, workload)
         return Coefficients(
@@ -260,19 +260,19 @@ def coefficients(
             },
             decode={(degree, k): form.decode(degree, k) for degree, counts in replicas.items() for k in counts},
         )
-    found = []
+    tables = []
     for phase in (simulate_prefill, simulate_decode):
         table: dict[Key, PhaseLatency] = {}
         for degree, counts in replicas.items():
             # We simulate all k, or about two per octave and the ends.
-            known: Sequence[int] = counts
+            sampled: Sequence[int] = counts
             if method == "cached":
                 steps = range(int(np.log2(counts[-1]) * _CACHED_PER_OCTAVE) + 1)
-                known = sorted({*(round(2 ** (step / _CACHED_PER_OCTAVE)) for step in steps), counts[-1]})
-            points = {k: phase(model, workload, degree, k) for k in known}
+                sampled = sorted({*(round(2 ** (step / _CACHED_PER_OCTAVE)) for step in steps), counts[-1]})
+            points = {k: phase(model, workload, degree, k) for k in sampled}
             table.update(((degree, k), points[k] if k in points else _between(points, k)) for k in counts)
-        found.append(table)
-    return Coefficients(prefill=found[0], decode=found[1])
+        tables.append(table)
+    return Coefficients(prefill=tables[0], decode=tables[1])
 
 
 def simulate_prefill(model: PerformanceModel, workload: PlanningWorkload, degree: int, replicas: int) -> PhaseLatency:
@@ -295,11 +295,11 @@ def simulate_decode(model: PerformanceModel, workload: PlanningWorkload, degree:
     simulation.add(PrefillWorker(simulation, worker_id=replicas, degree=degree, cost=ModelCost(None, degree)))
     run = simulation.run(OpenLoop(sessions=workload.at_rate()))
     itl_s = observe(run).round_itl_s["mean"]
-    known = itl_s[~np.isnan(itl_s)]
+    valid = itl_s[~np.isnan(itl_s)]
     decode_s = np.array(run.rounds["finished_s"]) - np.array(run.rounds["first_token_s"])
     return PhaseLatency(
         seconds=float(np.percentile(decode_s, 95)),
-        of_slo=float(np.percentile(known, 95)) / workload.slo.itl_s if len(known) else 0.0,
+        of_slo=float(np.percentile(valid, 95)) / workload.slo.itl_s if len(valid) else 0.0,
     )
 
 
@@ -319,15 +319,15 @@ class ModelCost:
 
 
 def _between(points: dict[int, PhaseLatency], k: int) -> PhaseLatency:
-    known = sorted(points)
+    sampled = sorted(points)
 
     def interpolated(values: Iterable[float]) -> float:
         logs = np.log([max(value, 1e-12) for value in values])
-        return float(np.exp(np.interp(np.log(k), np.log(known), logs)))
+        return float(np.exp(np.interp(np.log(k), np.log(sampled), logs)))
 
     return PhaseLatency(
-        seconds=interpolated(points[each].seconds for each in known),
-        of_slo=interpolated(points[each].of_slo for each in known),
+        seconds=interpolated(points[count].seconds for count in sampled),
+        of_slo=interpolated(points[count].of_slo for count in sampled),
     )
 
 
@@ -376,15 +376,15 @@ def by_enumeration(program: Program, excluded: Sequence[PlanCounts] = ()) -> Pla
     tau_dec = np.array([program.decode[key] for key in decodes])
     gpus = np.array([n * k for n, k in decodes])
     by_gpus = np.argsort(gpus, kind="stable")
-    left = program.num_gpus - np.array([n * k for n, k in program.prefill])
-    stops = np.searchsorted(gpus[by_gpus], left, side="right")
-    starts = np.searchsorted(gpus[by_gpus], left) if program.uses_all else np.zeros_like(stops)
+    gpus_left = program.num_gpus - np.array([n * k for n, k in program.prefill])
+    stops = np.searchsorted(gpus[by_gpus], gpus_left, side="right")
+    starts = np.searchsorted(gpus[by_gpus], gpus_left) if program.uses_all else np.zeros_like(stops)
     rows = list(zip(program.prefill, starts.tolist(), stops.tolist(), strict=True))
-    place = {decode: index for index, decode in enumerate(decodes)}
+    index_of = {decode: index for index, decode in enumerate(decodes)}
     banned: dict[Key, list[int]] = {}
     for prefill, decode in excluded:
-        if decode in place:
-            banned.setdefault(prefill, []).append(place[decode])
+        if decode in index_of:
+            banned.setdefault(prefill, []).append(index_of[decode])
 
     def beside(prefill: Key, start: int, stop: int) -> tuple[npt.NDArray[np.int64], Floats]:
         """Return the decode pools' places in ``decodes``, rising, and the objective with each pool."""
@@ -395,20 +395,20 @@ def by_enumeration(program: Program, excluded: Sequence[PlanCounts] = ()) -> Pla
         values: Floats = np.maximum(tau, tau_dec[places]) if program.objective == "max" else tau + tau_dec[places]
         return places, values
 
-    best = [float(beside(*row)[1].min(initial=np.inf)) for row in rows]
-    least = min(best)
+    best_values = [float(beside(*row)[1].min(initial=np.inf)) for row in rows]
+    least = min(best_values)
     ties_dec = np.array([program.tie_break(key, is_prefill=False, least=least) for key in decodes])
     choice: PlanCounts | None = None
     smallest = np.inf
-    for row, value in zip(rows, best, strict=True):
+    for row, value in zip(rows, best_values, strict=True):
         if value > least * (1 + TIE) or value == np.inf:
             continue
         places, values = beside(*row)
-        equal = places[values <= least * (1 + TIE)]
-        ties = program.tie_break(row[0], is_prefill=True, least=least) + ties_dec[equal]
-        first = int(ties.argmin())
-        if ties[first] < smallest:
-            choice, smallest = PlanCounts(row[0], decodes[equal[first]]), float(ties[first])
+        tied = places[values <= least * (1 + TIE)]
+        tie_breaks = program.tie_break(row[0], is_prefill=True, least=least) + ties_dec[tied]
+        winner = int(tie_breaks.argmin())
+        if tie_breaks[winner] < smallest:
+            choice, smallest = PlanCounts(row[0], decodes[tied[winner]]), float(tie_breaks[winner])
     return choice
 
 
@@ -459,12 +459,12 @@ def solve(table: Coefficients, num_gpus: int, *, top: int = 1, config: PlannerCo
         uses_all=config.uses_all,
         objective=config.objective,
     )
-    found: list[PlanCounts] = []
-    while len(found) < top:
-        choice = by_enumeration(program, found)
+    choices: list[PlanCounts] = []
+    while len(choices) < top:
+        choice = by_enumeration(program, choices)
         if choice is None:
             break
-        found.append(choice)
+        choices.append(choice)
     return tuple(
         Plan(
             deployment=Deployment.disaggregated(*prefill, *decode),
@@ -472,5 +472,5 @@ def solve(table: Coefficients, num_gpus: int, *, top: int = 1, config: PlannerCo
             prefill=table.prefill[prefill],
             decode=table.decode[decode],
         )
-        for prefill, decode in found
+        for prefill, decode in choices
     )

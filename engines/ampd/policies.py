@@ -72,11 +72,11 @@ class AdaptiveRouter:
         if self.config.route_order == "load":
             yield from sorted(prefills, key=lambda worker: (ahead_s(worker, now), worker.worker_id))
             return
-        left = list(prefills)
-        while left:
-            pick = int(self._rng.random() * len(left))
-            left[pick], left[-1] = left[-1], left[pick]
-            yield left.pop()
+        unvisited = list(prefills)
+        while unvisited:
+            pick = int(self._rng.random() * len(unvisited))
+            unvisited[pick], unvisited[-1] = unvisited[-1], unvisited[pick]
+            yield unvisited.pop()
 
     def _ttft_s(self, worker: PrefillView, now: float) -> float:
         windowed = worker.windowed_ttft_s(now)
@@ -129,7 +129,7 @@ def best_ordering(window: Sequence[PrefillTask], now: float, ttft_s: float, w: i
     if best_count == len(window):
         return identity
     for ordering in islice(permutations(identity), 1, None):
-        if any(place > task and window[task].postponed >= w for place, task in enumerate(ordering)):
+        if any(position > task and window[task].postponed >= w for position, task in enumerate(ordering)):
             continue
         count = _satisfied(window, ordering, now, ttft_s)
         if count > best_count:
@@ -170,8 +170,8 @@ class ReorderingQueue(PrefillQueue):
         self.peek(now)
         assert self._peeked is not None
         (_, window, ordering), self._peeked = self._peeked, None
-        for place, task in enumerate(ordering):
-            window[task].postponed += place > task  # line 7
-        for place, task in enumerate(ordering):  # line 8
-            self._tasks[place] = window[task]
+        for position, task in enumerate(ordering):
+            window[task].postponed += position > task  # line 7
+        for position, task in enumerate(ordering):  # line 8
+            self._tasks[position] = window[task]
         return super().take(now)

@@ -75,11 +75,11 @@ class Coordinator:
         """Begin the session's next round, with its prompt or what the environment returned. Calling it again changes nothing."""
         require(len(ids) >= 1 and decode_tokens >= 1, f"session {session_id}: a round has a prompt and an answer")
         now = self.store.clock.now()
-        sent = np.asarray(ids, dtype=np.int32).tobytes()
+        payload = np.asarray(ids, dtype=np.int32).tobytes()
         ready_s = now if ready_s is None else ready_s
-        said = self.store.call("begin", session_id, round_index, sent, decode_tokens, is_last, ready_s, now=now)
+        answer = self.store.call("begin", session_id, round_index, payload, decode_tokens, is_last, ready_s, now=now)
         require(
-            said != b"busy",
+            answer != b"busy",
             f"session {session_id}: round {round_index} begins before round {round_index - 1} has ended",
         )
         self.settle()
@@ -94,8 +94,8 @@ class Coordinator:
         if not self.store.call("reap"):
             return 0
         homeless, tasks = self.store.call("waiting")
-        left = sum(not self._bound(int(session)) for session in homeless)
-        return left + sum(not self._routed(held(PrefillTask, texts(fields))) for fields in tasks)
+        num_homeless = sum(not self._bound(int(session)) for session in homeless)
+        return num_homeless + sum(not self._routed(held(PrefillTask, texts(fields))) for fields in tasks)
 
     def _bound(self, session_id: int) -> bool:
         while True:
@@ -104,14 +104,14 @@ class Coordinator:
             if not workers:
                 return False
             views = [member.view for member in workers]
-            chosen = asked(self._binder.bind, views, now)
-            member = next((each for each in workers if each.view.worker_id == chosen), None)
+            worker_id = asked(self._binder.bind, views, now)
+            member = next((worker for worker in workers if worker.view.worker_id == worker_id), None)
             if member is None:
                 raise RunError(
-                    f"binder {type(self._binder).__name__} binds a session to {chosen!r}, which is no decode worker"
+                    f"binder {type(self._binder).__name__} binds a session to {worker_id!r}, which is no decode worker"
                 )
-            line = bind_line(now, session_id, views, chosen)
-            if self.store.call("bind", session_id, chosen, member.incarnation, line, now=now) != b"gone":
+            line = bind_line(now, session_id, views, worker_id)
+            if self.store.call("bind", session_id, worker_id, member.incarnation, line, now=now) != b"gone":
                 return True
 
     def _routed(self, task: PrefillTask) -> bool:
@@ -125,23 +125,23 @@ class Coordinator:
             if not homes:
                 return False
             home = homes[0]
-            there = [each for each in members if each.role == "prefill"]
-            prefills = [each for each in there if not each.is_suspended] or there
+            candidates = [member for member in members if member.role == "prefill"]
+            prefills = [member for member in candidates if not member.is_suspended] or candidates
             task.enqueued_s = now
             try:
-                decision = asked(self._router.route, task, home.view, [each.view for each in prefills], now)
+                decision = asked(self._router.route, task, home.view, [member.view for member in prefills], now)
             except UserError:
                 if prefills:
                     raise
                 return False  # a router that only knows prefill workers waits for one
-            members_of = {each.view.worker_id: each for each in prefills}
+            members_of = {member.view.worker_id: member for member in prefills}
             decision = checked_decision(decision, self._router, home.view.worker_id, members_of)
-            line = route_line(now, task, home.view, [each.view for each in prefills], decision)
+            line = route_line(now, task, home.view, [member.view for member in prefills], decision)
             worker = home if decision.is_local else members_of[decision.worker_id]
             estimate_s = 0.0
             if self._estimator is not None:
                 estimate_s = self._estimator.prefill_s(task.history, task.tokens, worker.view.degree)
-            said = self.store.call(
+            answer = self.store.call(
                 "assign",
                 task.task_id,
                 decision.worker_id,
@@ -152,7 +152,7 @@ class Coordinator:
                 line,
                 now=now,
             )
-            if said != b"gone":
+            if answer != b"gone":
                 return True
 
 
@@ -173,13 +173,13 @@ def serve(
     """
     store = coordinator.store
     clock = store.clock
-    began = clock.now()
+    start_s = clock.now()
     due = [(session.arrival_s, index, 0) for index, session in enumerate(sessions)]
     heapq.heapify(due)
-    place = {session.session_id: index for index, session in enumerate(sessions)}
-    told, num_ended, settled_s = store.follow("events"), 0, began
+    index_of = {session.session_id: index for index, session in enumerate(sessions)}
+    next_events, num_ended, settled_s = store.follow("events"), 0, start_s
     while num_ended < len(sessions):
-        now = clock.now() - began
+        now = clock.now() - start_s
         if now > until_s:
             raise RunError(
                 f"{len(sessions) - num_ended} of {len(sessions)} sessions have not ended after {until_s:g} s"
@@ -195,22 +195,22 @@ def serve(
                 prompts(session, number),
                 decode_tokens=session.rounds[number].decode_tokens,
                 is_last=number == len(session.rounds) - 1,
-                ready_s=began + ready_s,
+                ready_s=start_s + ready_s,
             )
         if clock.now() - settled_s > SETTLE_S:
             coordinator.settle()
             settled_s = clock.now()
-        wait_s = SETTLE_S if not due else min(SETTLE_S, max(0.0, due[0][0] - (clock.now() - began)))
-        for event in told(wait_s):
+        wait_s = SETTLE_S if not due else min(SETTLE_S, max(0.0, due[0][0] - (clock.now() - start_s)))
+        for event in next_events(wait_s):
             session_id = int(event["session"])
-            if session_id not in place:
+            if session_id not in index_of:
                 continue  # a session of another client
             if event["what"] == "end":
                 num_ended += 1
                 continue
-            index, over = place[session_id], int(event["round"])
-            ended_s = float(event["at"]) - began
-            heapq.heappush(due, (ended_s + sessions[index].rounds[over].delay_s, index, over + 1))
+            index, ended_round = index_of[session_id], int(event["round"])
+            ended_s = float(event["at"]) - start_s
+            heapq.heappush(due, (ended_s + sessions[index].rounds[ended_round].delay_s, index, ended_round + 1))
         if on_turn is not None:
             on_turn(num_ended)
-    return began
+    return start_s

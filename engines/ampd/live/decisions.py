@@ -31,22 +31,22 @@ def choose(
     that came since, in order, so it sees each push and take of a simulated worker's queue. ``make`` makes the first queue. Tasks that were
     withdrawn since (their client left, their lease ran out) are pulled from an OpenQueue; any other queue is made anew without them.
     """
-    given = {task.task_id: task for task in tasks}
+    by_id = {task.task_id: task for task in tasks}
     queue = make() if last is None else _copied(last)
-    since = {task.task_id: task.enqueued_s for task in given.values()}
+    enqueued_s = {task.task_id: task.enqueued_s for task in by_id.values()}
     # A task that was queued here again has been withdrawn before.
-    withdrawn = [task for task in queue if since.get(task.task_id) != task.enqueued_s]
+    withdrawn = [task for task in queue if enqueued_s.get(task.task_id) != task.enqueued_s]
     if isinstance(queue, OpenQueue):
         for task in withdrawn:
             asked(queue.pull, task)
     elif withdrawn:
         queue = make()
-    waiting = {task.task_id for task in queue}
-    for task in given.values():
-        if task.task_id not in waiting:
+    queued_ids = {task.task_id for task in queue}
+    for task in by_id.values():
+        if task.task_id not in queued_ids:
             asked(queue.push, task)
     choice = Dequeued(asked(queue.take, now), list(queue), queue)
-    if sorted(given) != sorted(task.task_id for task in (choice.taken, *choice.rest)):
+    if sorted(by_id) != sorted(task.task_id for task in (choice.taken, *choice.rest)):
         raise RunError(f"queue {type(queue).__name__} gives back other tasks than it was given: correct it")
     return choice
 
@@ -60,13 +60,13 @@ def _copied(queue: PrefillQueue) -> PrefillQueue:
 
 
 def bind_line(now: float, session_id: int, workers: Sequence[WorkerSnapshot], chosen: int) -> str:
-    return _line("bind", now, session=session_id, workers=[asdict(each) for each in workers], chosen=chosen)
+    return _line("bind", now, session=session_id, workers=[asdict(worker) for worker in workers], chosen=chosen)
 
 
 def route_line(
     now: float, task: PrefillTask, home: WorkerSnapshot, prefills: Sequence[WorkerSnapshot], decision: Decision
 ) -> str:
-    views = {"home": asdict(home), "prefills": [asdict(each) for each in prefills]}
+    views = {"home": asdict(home), "prefills": [asdict(worker) for worker in prefills]}
     return _line("route", now, task=asdict(task), **views, decision=list(decision))
 
 
@@ -98,28 +98,28 @@ def replay(
 
     Decisions that came too late to take effect are repeated too, because they used random numbers of the router.
     """
-    counts, found = {"bind": 0, "route": 0, "order": 0}, []
+    counts, mismatches = {"bind": 0, "route": 0, "order": 0}, []
     queues: dict[int, PrefillQueue] = {}
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         entry = json.loads(line[1:])
         kind, now = entry["kind"], entry["now"]
         counts[kind] += 1
         logged: Any
-        made: Any
+        replayed: Any
         if kind == "bind":
-            logged, made = entry["chosen"], binder.bind([WorkerSnapshot(**each) for each in entry["workers"]], now)
+            logged, replayed = entry["chosen"], binder.bind([WorkerSnapshot(**data) for data in entry["workers"]], now)
         elif kind == "route":
-            prefills = [WorkerSnapshot(**each) for each in entry["prefills"]]
+            prefills = [WorkerSnapshot(**data) for data in entry["prefills"]]
             logged = entry["decision"]
-            made = list(router.route(PrefillTask(**entry["task"]), WorkerSnapshot(**entry["home"]), prefills, now))
+            replayed = list(router.route(PrefillTask(**entry["task"]), WorkerSnapshot(**entry["home"]), prefills, now))
         else:
-            worker, tasks = entry["worker"], [PrefillTask(**each) for each in entry["queue"]]
-            last = None if entry["first"] else queues.get(worker)
-            choice = choose(partial(make_queue, worker), last, tasks, now)
-            logged, made, queues[worker] = entry["outcome"], _outcome(choice), choice.queue
-        if logged != made:
-            found.append(Mismatch(place, kind, logged, made))
-    return Replay(counts, found)
+            worker, tasks = entry["worker"], [PrefillTask(**data) for data in entry["queue"]]
+            last_queue = None if entry["first"] else queues.get(worker)
+            choice = choose(partial(make_queue, worker), last_queue, tasks, now)
+            logged, replayed, queues[worker] = entry["outcome"], _outcome(choice), choice.queue
+        if logged != replayed:
+            mismatches.append(Mismatch(index, kind, logged, replayed))
+    return Replay(counts, mismatches)
 
 
 def _outcome(choice: Dequeued) -> list[list[int]]:

@@ -70,14 +70,14 @@ class Residents:
     def known(self, session_id: int, epoch: str, order: int) -> Resident:
         """Return the session; a new one without K/V if it was not here under this epoch."""
         with self._lock:
-            found = self._by_session.get(session_id)
-            if found is not None and found.epoch != epoch:
-                self.drop(found)
-                found = None
-            if found is None:
-                found = Resident(session_id=session_id, order=order, epoch=epoch)
-                self._by_session[session_id] = self._by_order[order] = found
-            return found
+            resident = self._by_session.get(session_id)
+            if resident is not None and resident.epoch != epoch:
+                self.drop(resident)
+                resident = None
+            if resident is None:
+                resident = Resident(session_id=session_id, order=order, epoch=epoch)
+                self._by_session[session_id] = self._by_order[order] = resident
+            return resident
 
     def held(self) -> list[Resident]:
         with self._lock:
@@ -89,11 +89,11 @@ class Residents:
     def lend(self, session_id: int, epoch: str, tokens: int) -> tuple[Resident | None, int]:
         """Hold the session's K/V for a prefill elsewhere. Return it, or None, and how many of its first ``tokens`` are here."""
         with self._lock:
-            found = self._by_session.get(session_id)
-            if found is None or found.epoch != epoch or found.slot < 0:
+            resident = self._by_session.get(session_id)
+            if resident is None or resident.epoch != epoch or resident.slot < 0:
                 return None, 0
-            found.is_lent = True
-            return found, min(self.resume(found), tokens)
+            resident.is_lent = True
+            return resident, min(self.resume(resident), tokens)
 
     def resume(self, resident: Resident) -> int:
         """Hold the session's K/V again, and return how many tokens of it were not evicted."""
@@ -223,10 +223,10 @@ class DecodeProcess:
 
     def _listen(self) -> None:
         worker = self.worker
-        woken = worker.store.follow("wake", worker.spec.worker_id)
+        next_entries = worker.store.follow("wake", worker.spec.worker_id)
         while not worker.is_stopping.is_set():
-            for each in woken(IDLE_S):
-                self._inbox.put(each["word"])
+            for entry in next_entries(IDLE_S):
+                self._inbox.put(entry["word"])
 
     def _take(self, item: _Landed | str) -> None:
         if isinstance(item, _Landed):
@@ -239,41 +239,41 @@ class DecodeProcess:
     def _drop_strangers(self) -> None:
         """Drop sessions that have no home here any longer, as their clients have left, and tell the store how much K/V is in use."""
         while True:
-            held = self.residents.held()
-            told = [word for each in held for word in (each.session_id, each.epoch)]
-            found = {int(one) for one in self.worker.call("strangers", self.residents.kv_tokens, *told)}
-            if not found:
+            residents = self.residents.held()
+            args = [arg for resident in residents for arg in (resident.session_id, resident.epoch)]
+            strangers = {int(session) for session in self.worker.call("strangers", self.residents.kv_tokens, *args)}
+            if not strangers:
                 return
-            self._leave(found, set(), set())
-            for each in held:
-                if each.session_id in found:
-                    self.residents.drop(each)
+            self._leave(strangers, set(), set())
+            for resident in residents:
+                if resident.session_id in strangers:
+                    self.residents.drop(resident)
 
     def _answer(self, header: Header, payload: bytearray) -> tuple[Header, Buffer]:
         """Answer a prefill worker that asks for history, or brings an increment."""
         torch.set_num_threads(1)
         session, epoch = int(header["session"]), str(header["epoch"])
         if header["what"] == "read":
-            resident, have = self.residents.lend(session, epoch, int(header["tokens"]))
-            history = gather(self.executor, resident.slot, 0, have) if resident is not None and have else b""
-            return {"have": have}, history
+            resident, cached = self.residents.lend(session, epoch, int(header["tokens"]))
+            history = gather(self.executor, resident.slot, 0, cached) if resident is not None and cached else b""
+            return {"have": cached}, history
         task, fence, token = (header[name] for name in ("task", "fence", "token"))
         at_s = self.worker.store.clock.now()
         try:
-            said = self._land(session, epoch, str(task), fence, token, at_s)
+            answer = self._land(session, epoch, str(task), fence, token, at_s)
         except LostError:
             return {"said": "lost"}, b""
-        if said[0] == b"stale":  # an earlier fence or epoch, which may change nothing here
+        if answer[0] == b"stale":  # an earlier fence or epoch, which may change nothing here
             return {"said": "stale"}, b""
         resident = self.residents.known(session, epoch, int(header["order"]))
-        if self._is_landed(resident, said, fence, task):
-            self._inbox.put(_Landed(resident, int(header["start"]), payload, token, said[1].decode(), at_s))
-        return {"said": said[0].decode()}, b""
+        if self._is_landed(resident, answer, fence, task):
+            self._inbox.put(_Landed(resident, int(header["start"]), payload, token, answer[1].decode(), at_s))
+        return {"said": answer[0].decode()}, b""
 
     def _land(self, session: int, epoch: str, task: str, fence: str, token: int, at_s: float) -> list[bytes]:
-        words = np.int32(token).tobytes(), np.float64(at_s).tobytes()
-        found: list[bytes] = self.worker.call("land", session, epoch, task, fence, *words, self.residents.kv_tokens)
-        return found
+        encoded = np.int32(token).tobytes(), np.float64(at_s).tobytes()
+        answer: list[bytes] = self.worker.call("land", session, epoch, task, fence, *encoded, self.residents.kv_tokens)
+        return answer
 
     def _is_landed(self, resident: Resident, said: list[bytes], fence: str, task: int) -> bool:
         """Whether the store has the prefill, and this worker has not taken it in. "again" may answer a first landing, which is sent
@@ -326,20 +326,20 @@ class DecodeProcess:
         if self.worker.call("start", task.task_id, claimed.fence) == b"stale":
             self._drop_strangers()
             return True
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         # If its lease ran out after it was computed, reuse all but the last token, whose row gives the first answer token.
-        have = min(self.residents.resume(resident), end - 1)
-        self.executor.write(resident.slot, have, claimed.ids[have:end])
-        ran = self.executor.run(PackedWork.of([(resident.slot, have, end - have, True)]))
-        token = int(ran.tokens[0])
+        num_cached = min(self.residents.resume(resident), end - 1)
+        self.executor.write(resident.slot, num_cached, claimed.ids[num_cached:end])
+        result = self.executor.run(PackedWork.of([(resident.slot, num_cached, end - num_cached, True)]))
+        token = int(result.tokens[0])
         resident.computed = end
-        self._took("busy_prefill_s", time.perf_counter() - began)
-        self.worker.call("computed", task.task_id, claimed.fence, end - have)
+        self._took("busy_prefill_s", time.perf_counter() - start_s)
+        self.worker.call("computed", task.task_id, claimed.fence, end - num_cached)
         at_s = self.worker.store.clock.now()
-        said = self._land(task.session_id, claimed.epoch, str(task.task_id), claimed.fence, token, at_s)
-        if self._is_landed(resident, said, claimed.fence, task.task_id):
-            self._admit(_Landed(resident, have, None, token, said[1].decode(), at_s))
-        elif said[0] == b"stale":
+        answer = self._land(task.session_id, claimed.epoch, str(task.task_id), claimed.fence, token, at_s)
+        if self._is_landed(resident, answer, claimed.fence, task.task_id):
+            self._admit(_Landed(resident, num_cached, None, token, answer[1].decode(), at_s))
+        elif answer[0] == b"stale":
             self._drop_strangers()
         return True
 
@@ -350,47 +350,47 @@ class DecodeProcess:
         batch = self._reserved()
         if not batch:
             return
-        began = time.perf_counter()
-        slots, contexts = np.array([(each.slot, each.context) for each in batch], dtype=np.int64).T
+        start_s = time.perf_counter()
+        slots, contexts = np.array([(resident.slot, resident.context) for resident in batch], dtype=np.int64).T
         ones = np.ones(len(batch), dtype=np.int64)
         tokens = self.executor.run(PackedWork(slots, contexts - 1, ones, ones.astype(bool))).tokens.tolist()
         now = self.worker.store.clock.now()
-        words = np.array(tokens, dtype=np.int32)
+        ids = np.array(tokens, dtype=np.int32)
         items: list[Any] = []
-        for place, each in enumerate(batch):
-            items += [each.session_id, each.epoch, each.context, words[place].tobytes()]
-        gap_s = sum(now - each.token_s for each in batch)
-        told = (self.worker.request(), np.float64(now).tobytes(), self.residents.kv_tokens, len(batch), gap_s)
-        lost, rounds, ends, num_queued = self.worker.call("tokens", *told, *items)
-        for each in batch:
-            each.computed, each.context, each.token_s = each.context, each.context + 1, now
+        for index, resident in enumerate(batch):
+            items += [resident.session_id, resident.epoch, resident.context, ids[index].tobytes()]
+        gap_s = sum(now - resident.token_s for resident in batch)
+        args = (self.worker.request(), np.float64(now).tobytes(), self.residents.kv_tokens, len(batch), gap_s)
+        lost, rounds, ends, num_queued = self.worker.call("tokens", *args, *items)
+        for resident in batch:
+            resident.computed, resident.context, resident.token_s = resident.context, resident.context + 1, now
         self._may_claim |= num_queued > 0
         if lost or rounds or ends:
             self._leave({int(one) for one in lost}, {int(one) for one in rounds}, {int(one) for one in ends})
         if lost:
             self._drop_strangers()  # the word that woke it for them may have come before they were here
-        self._took("busy_decode_s", time.perf_counter() - began)
-        self._steps.append((len(batch), int(contexts.sum()), time.perf_counter() - began))
+        self._took("busy_decode_s", time.perf_counter() - start_s)
+        self._steps.append((len(batch), int(contexts.sum()), time.perf_counter() - start_s))
         if len(self._steps) >= _STEPS_AT_ONCE or not self._batch:
             store, line = self.worker.store, json.dumps(self._steps)
             store.answered(lambda: store.client.rpush(store.key("steps", self.worker.spec.worker_id), line))
             self._steps.clear()
 
     def _leave(self, lost: set[int], rounds: set[int], ends: set[int]) -> None:
-        stay = []
-        for each in self._batch:
-            if each.session_id in rounds:
-                self.residents.park(each)
-            elif each.session_id in ends or each.session_id in lost:
-                self.residents.drop(each)
+        remaining = []
+        for resident in self._batch:
+            if resident.session_id in rounds:
+                self.residents.park(resident)
+            elif resident.session_id in ends or resident.session_id in lost:
+                self.residents.drop(resident)
             else:
-                stay.append(each)
-        self._batch = stay
+                remaining.append(resident)
+        self._batch = remaining
 
     def _reserved(self) -> list[Resident]:
         """Return the batch, without the youngest members if memory does not hold another token for all."""
         while self._batch:
-            slots, contexts = np.array([(each.slot, each.context) for each in self._batch], dtype=np.int64).T
+            slots, contexts = np.array([(member.slot, member.context) for member in self._batch], dtype=np.int64).T
             if self.residents.grow(slots, contexts):
                 return self._batch
             self._preempt(self._youngest())
@@ -410,7 +410,7 @@ class DecodeProcess:
 
     def _preempt(self, resident: Resident) -> None:
         """Drop the session's K/V; all its tokens are prefilled again later."""
-        self._batch = [each for each in self._batch if each is not resident]
+        self._batch = [member for member in self._batch if member is not resident]
         self.residents.drop(resident)
         self.worker.call("preempt", resident.session_id, resident.epoch)
 

@@ -29,9 +29,9 @@ def main(spec: RouterSpec) -> None:
 
     async def generate(request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
         try:
-            async with aclosing(intake.generate(request, context)) as answer:
-                async for said in answer:
-                    yield said
+            async with aclosing(intake.generate(request, context)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
         except UserError as error:
             raise InvalidArgument(str(error)) from None  # the only kind of error whose message the frontend passes on
 
@@ -50,10 +50,10 @@ def main(spec: RouterSpec) -> None:
         )
         serving = asyncio.ensure_future(endpoint.serve_endpoint(generate))
         keeping = asyncio.ensure_future(intake.keep())
-        over, _ = await asyncio.wait((serving, keeping), return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait((serving, keeping), return_when=asyncio.FIRST_COMPLETED)
         keeping.cancel()
-        for each in over:
-            each.result()  # raises the error that ended it
+        for future in done:
+            future.result()  # raises the error that ended it
 
     uvloop.run(router())
 

@@ -61,9 +61,9 @@ class Fleet:
         return tuple(self._specs)
 
     def pid(self, worker_id: int) -> int:
-        found = self._processes[worker_id].pid
-        assert found is not None
-        return found
+        pid = self._processes[worker_id].pid
+        assert pid is not None
+        return pid
 
     @property
     def ended(self) -> dict[int, int]:
@@ -85,14 +85,14 @@ class Fleet:
             self._looked_s = now
             alive = {member.role for member in self.store.members()}
             self._silent_s = {role: self._silent_s.get(role, now) for role in self._of_role if role not in alive}
-        for role, own in self._of_role.items():
-            if ended.keys() >= own:
-                how = ", ".join(f"worker {each} {_ending(ended[each])}" for each in sorted(own))
+        for role, ids in self._of_role.items():
+            if ended.keys() >= ids:
+                endings = ", ".join(f"worker {each} {_ending(ended[each])}" for each in sorted(ids))
                 raise RunError(
-                    f"no {role} worker is left ({how}): see whether memory ran out, and run the command again"
+                    f"no {role} worker is left ({endings}): see whether memory ran out, and run the command again"
                 )
             if now - self._silent_s.get(role, now) > SILENT_S:
-                names = ", ".join(map(str, sorted(own)))
+                names = ", ".join(map(str, sorted(ids)))
                 raise RunError(
                     f"no {role} worker has answered for {SILENT_S:g} s (of {names}): see what stops them, and run the command again"
                 )
@@ -103,9 +103,9 @@ class Fleet:
             for process in self._processes.values():
                 if process.is_alive():
                     process.terminate()
-            until = time.monotonic() + STOP_S
+            deadline_s = time.monotonic() + STOP_S
             for process in self._processes.values():
-                process.join(max(0.0, until - time.monotonic()))
+                process.join(max(0.0, deadline_s - time.monotonic()))
         finally:
             for process in self._processes.values():
                 if process.is_alive():
@@ -123,11 +123,11 @@ class Fleet:
         self.stop()
 
     def _wait(self, start_s: float) -> None:
-        until = time.monotonic() + start_s
+        deadline_s = time.monotonic() + start_s
         while {member.view.worker_id for member in self.store.members()} < set(self._specs):
             for worker_id, code in self.ended.items():
                 raise RunError(f"worker {worker_id} {_ending(code)} before it took part: its output says why")
-            if time.monotonic() > until:
+            if time.monotonic() > deadline_s:
                 raise RunError(f"workers did not start within {start_s:g} s")
             time.sleep(0.02)
 
@@ -140,11 +140,11 @@ def start_server() -> None:
     """Start the server from which this process forks workers. Ctrl-C in a terminal reaches every process, but only this one must
     handle it, also while the server loads torch."""
     resource_tracker.ensure_running()  # this call removes every block of signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 def run_worker(spec: WorkerSpec) -> None:

@@ -80,9 +80,9 @@ class RouterSpec:
 
     @staticmethod
     def read(path: Path) -> "RouterSpec":
-        found = pickle.loads(path.read_bytes())
-        assert isinstance(found, RouterSpec)
-        return found
+        spec = pickle.loads(path.read_bytes())
+        assert isinstance(spec, RouterSpec)
+        return spec
 
 
 class Context(Protocol):
@@ -124,9 +124,9 @@ class LiveRequest:
             "shorten one",
         )
         require(stop.get("ignore_eos") is True, "ignore_eos must be true: answers have exactly max_tokens tokens")
-        for told, names in ((stop, ("stop", "stop_token_ids")), (output, ("logprobs", "prompt_logprobs"))):
+        for fields, names in ((stop, ("stop", "stop_token_ids")), (output, ("logprobs", "prompt_logprobs"))):
             for name in names:
-                require(told.get(name) in (None, []), f"{name}={told.get(name)!r} has no effect here: leave it out")
+                require(fields.get(name) in (None, []), f"{name}={fields.get(name)!r} has no effect here: leave it out")
         temperature, answers = sampling.get("temperature"), sampling.get("n")
         require(not temperature, f"temperature={temperature} has no effect here, the likeliest token is taken: use 0")
         require(answers in (None, 1), f"n={answers} must be 1: ask again for another answer")
@@ -158,25 +158,25 @@ class SessionIntake:
         session_id = await loop.run_in_executor(self._coordinating, self._id_of, asked.session)
         require(session_id not in self._under_way, f"session {asked.session!r} waits for an answer: ask after it")
         news = self._under_way[session_id] = asyncio.Event()
-        left = asyncio.ensure_future(context.async_killed_or_stopped())
-        left.add_done_callback(lambda _: news.set())
+        client_left = asyncio.ensure_future(context.async_killed_or_stopped())
+        client_left.add_done_callback(lambda _: news.set())
         begun = self._coordinating.submit(self._begin, session_id, asked)
         num_sent = 0
         try:
             await asyncio.wrap_future(begun)
-            place = asked.prompt.size
+            offset = asked.prompt.size
             while num_sent < asked.max_tokens and not context.is_stopped():
                 # In Python 3.11 ``wait_for`` forgets that it was cancelled if the news comes at the same moment.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):
                         await news.wait()
                 news.clear()
-                end = place + asked.max_tokens
-                for token in await loop.run_in_executor(None, self._store.ids, session_id, place + num_sent, end):
+                end = offset + asked.max_tokens
+                for token in await loop.run_in_executor(None, self._store.ids, session_id, offset + num_sent, end):
                     num_sent += 1
                     yield {"token_ids": [token], "finish_reason": "length" if num_sent == asked.max_tokens else None}
         finally:
-            left.cancel()
+            client_left.cancel()
             if num_sent < asked.max_tokens:
                 await asyncio.shield(loop.run_in_executor(self._coordinating, self._leave, session_id, begun))
             del self._under_way[session_id]
@@ -188,18 +188,18 @@ class SessionIntake:
         if session is not None and session.isascii() and session.isdigit() and int(session) < _NUM_NUMBERS:
             return int(session)
         store = self._store
-        known = None if session is None else store.fields("names").get(session)
-        if known is None:
-            known = store.answered(lambda: store.client.incr(store.key("num_names")))
+        number = None if session is None else store.fields("names").get(session)
+        if number is None:
+            number = store.answered(lambda: store.client.incr(store.key("num_names")))
             if session is not None:
-                store.answered(lambda: store.client.hset(store.key("names"), session, known))
-        return FIRST_NAMED + int(known)
+                store.answered(lambda: store.client.hset(store.key("names"), session, number))
+        return FIRST_NAMED + int(number)
 
     def _begin(self, session_id: int, asked: LiveRequest) -> int:
         """Begin the request's round, and return the session's rank by arrival."""
         name = f"session {asked.session!r}"
-        known = self._store.fields("session", session_id)
-        state = known.get("state", "waiting")
+        fields = self._store.fields("session", session_id)
+        state = fields.get("state", "waiting")
         require(state != "done", f"{name} has ended: give another its own name")
         require(state in ("waiting", "left"), f"{name} has an answer under way: ask after it")
         history = self._store.ids(session_id)
@@ -209,7 +209,7 @@ class SessionIntake:
             f"{name}: the prompt must begin with the session's {len(history)} tokens, answers included, and add some",
         )
         order = self.coordinator.open(session_id)
-        number = 0 if state == "left" else int(known.get("round", -1)) + 1
+        number = 0 if state == "left" else int(fields.get("round", -1)) + 1
         self.coordinator.begin(session_id, number, added, decode_tokens=asked.max_tokens, is_last=asked.is_last)
         return order
 
@@ -225,8 +225,8 @@ class SessionIntake:
             await loop.run_in_executor(self._coordinating, self.coordinator.settle)
 
     async def _hear(self) -> None:
-        loop, told = asyncio.get_running_loop(), self._store.follow("news")
+        loop, next_entries = asyncio.get_running_loop(), self._store.follow("news")
         while True:
-            for each in await loop.run_in_executor(self._hearing, told, LOOK_S):
-                if (news := self._under_way.get(int(each["session"]))) is not None:
+            for entry in await loop.run_in_executor(self._hearing, next_entries, LOOK_S):
+                if (news := self._under_way.get(int(entry["session"]))) is not None:
                     news.set()

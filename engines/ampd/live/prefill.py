@@ -82,36 +82,36 @@ class PrefillProcess:
             self._fault = error
 
     def _compute(self, staged: _Staged) -> None:
-        worker, claimed, have = self.worker, staged.claimed, staged.have
+        worker, claimed, num_cached = self.worker, staged.claimed, staged.have
         task, end = claimed.task, claimed.task.history + claimed.task.tokens
         if worker.call("start", task.task_id, claimed.fence) == b"stale":
             return
         self._is_busy = True
         self._place.release()  # the next one is chosen now
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         token, payload = self._prefilled(staged, end)
-        self._busy_s += time.perf_counter() - began
+        self._busy_s += time.perf_counter() - start_s
         worker.said["busy_prefill_s"] = self._busy_s
-        if worker.call("computed", task.task_id, claimed.fence, end - have) == b"ok":
-            self._outgoing.put(_Sent(claimed, token, have, payload, worker.store.clock.now()))
+        if worker.call("computed", task.task_id, claimed.fence, end - num_cached) == b"ok":
+            self._outgoing.put(_Sent(claimed, token, num_cached, payload, worker.store.clock.now()))
 
     def _prefilled(self, staged: _Staged, end: int) -> tuple[int, memoryview]:
         """Return the first token and the computed K/V."""
-        executor, have = self.executor, staged.have
+        executor, num_cached = self.executor, staged.have
         slot = executor.open()
         try:
             executor.tables.grow(np.array([slot]), np.array([end + 1]))
-            executor.write(slot, have, staged.claimed.ids[have:end])
+            executor.write(slot, num_cached, staged.claimed.ids[num_cached:end])
             scatter(executor, slot, 0, staged.history)
-            ran = executor.run(PackedWork.of([(slot, have, end - have, True)]))
-            return int(ran.tokens[0]), gather(executor, slot, have, end)
+            result = executor.run(PackedWork.of([(slot, num_cached, end - num_cached, True)]))
+            return int(result.tokens[0]), gather(executor, slot, num_cached, end)
         finally:
             executor.close_slot(slot)
 
     def _stage(self) -> None:
         """Choose the next task as soon as the one before computes, and read its history meanwhile."""
         worker = self.worker
-        peers, woken = Peers(patience_s=worker.spec.lease_s), worker.store.follow("wake", worker.spec.worker_id)
+        peers, next_entries = Peers(patience_s=worker.spec.lease_s), worker.store.follow("wake", worker.spec.worker_id)
         while not worker.is_stopping.is_set():
             self._place.acquire()
             staged = None
@@ -119,7 +119,7 @@ class PrefillProcess:
                 try:
                     claimed = None if worker.is_lost.is_set() else worker.claim(is_staged=self._is_busy)
                     if claimed is None:
-                        woken(IDLE_S)
+                        next_entries(IDLE_S)
                     else:
                         staged = self._read(peers, claimed)
                 except LostError:
@@ -134,14 +134,14 @@ class PrefillProcess:
             return _Staged(claimed, bytearray(), 0)
         if not claimed.address:
             return None
-        began = store.clock.now()
+        start_s = store.clock.now()
         try:
-            asked = {"what": "read", "session": task.session_id, "epoch": claimed.epoch, "tokens": task.history - 1}
-            header, payload = peers.ask(claimed.address, asked)
+            request = {"what": "read", "session": task.session_id, "epoch": claimed.epoch, "tokens": task.history - 1}
+            header, payload = peers.ask(claimed.address, request)
         except OSError:
             return None
         if payload:
-            self._transferred(claimed, "history", claimed.home, self.worker.spec.worker_id, len(payload), began)
+            self._transferred(claimed, "history", claimed.home, self.worker.spec.worker_id, len(payload), start_s)
         return _Staged(claimed, payload, int(header["have"]))
 
     def _send(self) -> None:
@@ -150,7 +150,7 @@ class PrefillProcess:
         peers = Peers(patience_s=10 * worker.spec.lease_s)
         while not worker.is_stopping.is_set():
             try:
-                claimed, token, have, payload, computed_s = self._outgoing.get(timeout=IDLE_S)
+                claimed, token, num_cached, payload, computed_s = self._outgoing.get(timeout=IDLE_S)
             except queue.Empty:
                 continue
             task = claimed.task
@@ -161,7 +161,7 @@ class PrefillProcess:
                 "epoch": claimed.epoch,
                 "task": task.task_id,
                 "fence": claimed.fence,
-                "start": have,
+                "start": num_cached,
                 "token": token,
             }
             try:

@@ -97,15 +97,15 @@ def profile_live(
     """Serve the grid's sessions one after the other, with remote prefills, then local ones. Then serve batches that decode together."""
     grid = grid or ProfileGrid()
     numbers = itertools.count(FIRST_ID)
-    found = {}
+    runs = {}
     for name, router in (("remote", RemoteOnly("round-robin")), ("local", Local())):
         coordinator = Coordinator(store, binder=LeastKvMemory(), router=router, estimator=None)
-        mark, sessions, began = Mark.of(store, roles), [], store.clock.now()
+        mark, sessions, start_s = Mark.of(store, roles), [], store.clock.now()
         for history, tokens in list(itertools.product(grid.histories, grid.tokens)) * grid.repeats:
             rounds = (Round(history, 1), Round(tokens, 1)) if history else (Round(tokens, 1),)
             sessions.append(Session(next(numbers), 0.0, rounds))
             serve(coordinator, sessions[-1:], prompts, until_s=until_s, on_turn=on_turn)
-        found[name] = collect(store, sessions, began, roles, {}, since=mark)
+        runs[name] = collect(store, sessions, start_s, roles, {}, since=mark)
     coordinator = Coordinator(store, binder=LeastKvMemory(), router=RemoteOnly("shortest"), estimator=None)
     logs = {worker: store.key("steps", worker) for worker in roles}
     num_steps = {worker: store.answered(partial(store.client.llen, log)) for worker, log in logs.items()}
@@ -114,16 +114,16 @@ def profile_live(
         serve(coordinator, together, prompts, until_s=until_s, on_turn=on_turn)
     steps = [row for worker in roles for row in _steps(store, worker, num_steps[worker])]
     store.call("forget")
-    return _fitted(found["remote"], found["local"], steps, round(float(np.mean(grid.contexts))))
+    return _fitted(runs["remote"], runs["local"], steps, round(float(np.mean(grid.contexts))))
 
 
 def _fitted(
     remote: ClusterRun, local: ClusterRun, steps: Sequence[tuple[int, int, float]], decode_context: int
 ) -> LiveProfile:
     length = np.array(remote.transfers["tokens"], dtype=np.float64)
-    took = np.array(remote.transfers["end_s"]) - np.array(remote.transfers["start_s"])
-    transfer = _medians(length[:, None], took)
-    sent = transfer[0][:, 0]
+    seconds = np.array(remote.transfers["end_s"]) - np.array(remote.transfers["start_s"])
+    transfer = _medians(length[:, None], seconds)
+    sizes = transfer[0][:, 0]
     moves = rows_of(remote.transfers, "task_id", "content", "start_s", "end_s")
     reads = {task: end_s - start_s for task, content, start_s, end_s in moves if content == "history"}
     starts = rows_of(remote.tasks, "task_id", "ready_s", "started_s")
@@ -132,7 +132,7 @@ def _fitted(
         remote=_prefill(remote),
         local=_prefill(local),
         decode=_decode(steps),
-        transfer=fit_piecewise(sent, np.stack([np.ones_like(sent), sent], axis=1), transfer[1], max_pieces=2),
+        transfer=fit_piecewise(sizes, np.stack([np.ones_like(sizes), sizes], axis=1), transfer[1], max_pieces=2),
         dispatch_s=float(np.median(waits)),
         decode_context=decode_context,
     )
@@ -142,9 +142,9 @@ def _prefill(run: ClusterRun) -> Piecewise:
     """Fit the medians of the repeats. We take ``tokens``, because ``computed_tokens`` includes the newest token of the round before."""
     tasks = run.tasks
     points = np.stack([np.array(tasks["history"]), np.array(tasks["tokens"])], axis=1).astype(np.float64)
-    took = np.array(tasks["finished_s"], dtype=np.float64) - np.array(tasks["started_s"], dtype=np.float64)
-    known, times = _medians(points, took)
-    history, incr = known.T
+    seconds = np.array(tasks["finished_s"], dtype=np.float64) - np.array(tasks["started_s"], dtype=np.float64)
+    unique, times = _medians(points, seconds)
+    history, incr = unique.T
     features = np.stack([np.ones_like(incr), incr, incr * (history + 0.5 * incr), history], axis=1)
     return fit_piecewise(incr, features, times, max_pieces=2)
 
@@ -153,13 +153,13 @@ def _decode(steps: Sequence[tuple[int, int, float]]) -> DecodeFit:
     points, times = _medians(np.array([step[:2] for step in steps], dtype=np.float64), np.array([s[2] for s in steps]))
     features = np.stack([np.ones(len(points)), points[:, 0], points[:, 1]], axis=1) / times[:, None]
     # Neither another sequence nor a longer context makes a step shorter, so we leave out coefficients that noise makes negative.
-    for kept in ((0, 1, 2), (0, 2), (0, 1), (0,)):
-        solution = np.array(least_squares(features[:, kept].T.tolist(), [1.0] * len(points)))
+    for columns in ((0, 1, 2), (0, 2), (0, 1), (0,)):
+        solution = np.array(least_squares(features[:, columns].T.tolist(), [1.0] * len(points)))
         if (solution >= 0).all():
             break
-    error = np.abs(features[:, kept] @ solution - 1).mean()
+    error = np.abs(features[:, columns] @ solution - 1).mean()
     base, per_sequence, per_token = (
-        dict(zip(kept, solution.tolist(), strict=True)).get(place, 0.0) for place in range(3)
+        dict(zip(columns, solution.tolist(), strict=True)).get(index, 0.0) for index in range(3)
     )
     return DecodeFit(base_s=base, per_sequence_s=per_sequence, per_token_s=per_token, mean_error=float(error))
 
@@ -167,7 +167,7 @@ def _decode(steps: Sequence[tuple[int, int, float]]) -> DecodeFit:
 def _medians(points: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The median time at every distinct point."""
     unique, index = np.unique(points, axis=0, return_inverse=True)
-    return unique, np.array([np.median(times[index.ravel() == place]) for place in range(len(unique))])
+    return unique, np.array([np.median(times[index.ravel() == point]) for point in range(len(unique))])
 
 
 def _steps(store: Store, worker: int, start: int) -> list[tuple[int, int, float]]:
@@ -224,13 +224,13 @@ def simulate_live(
 ) -> ClusterRun:
     """Simulate live workers, under the same ids: homes first. A dispatch keeps no worker busy, so it adds to the transfer back."""
     alpha, beta = profile.transfer.pieces[-1]
-    there = Link(name="intra-server", latency_s=max(alpha, 0.0), bytes_per_s=1 / max(beta, 1e-12))
-    back = Link(name="inter-server", latency_s=there.latency_s + profile.dispatch_s, bytes_per_s=there.bytes_per_s)
+    outward = Link(name="intra-server", latency_s=max(alpha, 0.0), bytes_per_s=1 / max(beta, 1e-12))
+    back = Link(name="inter-server", latency_s=outward.latency_s + profile.dispatch_s, bytes_per_s=outward.bytes_per_s)
     simulation = DecodeSimulation(
         binder=binder,
         router=router,
         estimator=estimator,
-        links=_LiveLinks(intra=there, inter=back, kv_bytes_per_token=1),
+        links=_LiveLinks(intra=outward, inter=back, kv_bytes_per_token=1),
     )
     for worker in range(num_homes):
         simulation.add(

@@ -56,19 +56,19 @@ def collect(
     for session in sessions:
         state = store.fields("session", session.session_id)
         times = np.frombuffer(store.read("times", session.session_id), dtype=np.float64) - began
-        is_done, place, context = state.get("state") == "done", 0, 0
+        is_done, offset, context = state.get("state") == "done", 0, 0
         for index, (prefill, decode, _) in enumerate(session.rounds):
             task = first.get((session.session_id, index))
             if task is None:
                 break
-            own = times[place : place + decode]
+            token_s = times[offset : offset + decode]
             row = len(round_rows)
-            ends = (float(own[0]) if len(own) else None, float(own[-1]) if len(own) == decode else None)
+            ends = (float(token_s[0]) if len(token_s) else None, float(token_s[-1]) if len(token_s) == decode else None)
             round_rows.append(
                 RoundRow(session.session_id, index, task.ready_s, context, prefill, decode, *ends, task.is_local)
             )
-            gap_rows += [(row, gap) for gap in np.diff(own).tolist()]
-            place, context = place + decode, context + prefill + decode
+            gap_rows += [(row, gap) for gap in np.diff(token_s).tolist()]
+            offset, context = offset + decode, context + prefill + decode
         session_rows.append(
             SessionRow(
                 session.session_id,
@@ -101,20 +101,20 @@ def collect(
 def answers(store: Store, session: Session) -> list[list[int]]:
     """The generated ids of the session's rounds."""
     ids = store.ids(session.session_id)
-    found, place = [], 0
+    answer_ids, offset = [], 0
     for prefill, decode, _ in session.rounds:
-        place += prefill
-        found.append(ids[place : place + decode])
-        place += decode
-    return found
+        offset += prefill
+        answer_ids.append(ids[offset : offset + decode])
+        offset += decode
+    return answer_ids
 
 
 def _task(words: Mapping[str, str], number: int, began: float) -> TaskRow:
-    own = {"task_id": str(number), "round": words["round_index"], "worker_id": words["worker"] or "-1"}
-    row = held(TaskRow, {**words, **own})
+    extra = {"task_id": str(number), "round": words["round_index"], "worker_id": words["worker"] or "-1"}
+    row = held(TaskRow, {**words, **extra})
     for name in _TIMES:
-        if (at := getattr(row, name)) is not None:
-            setattr(row, name, at - began)
+        if (time_s := getattr(row, name)) is not None:
+            setattr(row, name, time_s - began)
     return row
 
 
@@ -137,10 +137,10 @@ def _busy(fields: Mapping[str, str]) -> tuple[float, ...]:
 
 def _worker(store: Store, worker_id: int, role: str, tasks: Sequence[TaskRow], since: Mark) -> WorkerRow:
     fields = store.fields("worker", worker_id)
-    before = since.busy_s.get(worker_id, (0.0, 0.0))
-    own = [task for task in tasks if task.worker_id == worker_id and task.landed_s is not None]
+    busy_before_s = since.busy_s.get(worker_id, (0.0, 0.0))
+    landed = [task for task in tasks if task.worker_id == worker_id and task.landed_s is not None]
     is_home = role == "decode"
-    prefill_s, decode_s = (max(now - then, 0.0) for now, then in zip(_busy(fields), before, strict=True))
+    prefill_s, decode_s = (max(now - before_s, 0.0) for now, before_s in zip(_busy(fields), busy_before_s, strict=True))
     return WorkerRow(
         worker_id,
         role,
@@ -148,8 +148,8 @@ def _worker(store: Store, worker_id: int, role: str, tasks: Sequence[TaskRow], s
         0,
         prefill_s,
         decode_s,
-        len(own),
-        sum(task.computed_tokens or 0 for task in own),
+        len(landed),
+        sum(task.computed_tokens or 0 for task in landed),
         int(fields["kv_capacity"]) if is_home else None,
         int(fields.get("kv_peak", 0)) if is_home else None,
         int(fields.get("kv_evicted", 0)) if is_home else None,

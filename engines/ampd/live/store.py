@@ -48,13 +48,13 @@ class RedisClock:
     """Redis's time: this machine's monotonic clock plus an offset that is measured once."""
 
     def __init__(self, client: Any, *, samples: int = 5) -> None:
-        found = []
+        readings = []
         for _ in range(samples):
             before = time.monotonic()
             seconds, micros = client.time()
             after = time.monotonic()
-            found.append((after - before, seconds + micros / 1e6 - (before + after) / 2))
-        self._offset = min(found)[1]
+            readings.append((after - before, seconds + micros / 1e6 - (before + after) / 2))
+        self._offset = min(readings)[1]
 
     def now(self) -> float:
         """Seconds, the same for every process of the run."""
@@ -85,10 +85,10 @@ class Store:
     def __init__(self, client: Any, prefix: str, *, clock: RedisClock | None = None, outage_s: float = 20.0) -> None:
         self.client, self.prefix, self.outage_s = client, prefix, outage_s
         self.num_outages = 0
-        found = load_redis().exceptions
+        errors = load_redis().exceptions
         self._transient, self._refused = (
-            (found.ConnectionError, found.TimeoutError, found.BusyLoadingError),
-            found.ResponseError,
+            (errors.ConnectionError, errors.TimeoutError, errors.BusyLoadingError),
+            errors.ResponseError,
         )
         self._script = client.register_script(
             "".join((files(__package__) / name).read_text(encoding="utf-8") for name in ("state.lua", "operations.lua"))
@@ -104,25 +104,25 @@ class Store:
 
     def call(self, operation: str, *args: Any, now: float | None = None) -> Any:
         """Run an operation of ``operations.lua``, as of ``now`` or of when it gets through. Floats are sent to the last bit."""
-        sent = [_sent(arg) for arg in args]
+        encoded = [_sent(arg) for arg in args]
 
         def ask() -> Any:
-            at = self.clock.now() if now is None else now
-            return self._script(keys=[self.prefix], args=[operation, repr(at), *sent])
+            time_s = self.clock.now() if now is None else now
+            return self._script(keys=[self.prefix], args=[operation, repr(time_s), *encoded])
 
         return self.answered(ask)
 
     def answered(self, ask: Callable[[], T]) -> T:
         """Return what ``ask`` returns, and ask again while Redis is away. Raises RunError if it stays away or has lost the run."""
-        since: float | None = None
+        outage_start: float | None = None
         while True:
             try:
-                found = ask()
+                answer = ask()
             except self._transient as error:
-                if since is None:
-                    since = time.monotonic()
+                if outage_start is None:
+                    outage_start = time.monotonic()
                     self.num_outages += 1
-                if time.monotonic() - since > self.outage_s:
+                if time.monotonic() - outage_start > self.outage_s:
                     raise RunError(
                         f"redis has not answered for {self.outage_s:g} s ({error}): start it again"
                     ) from error
@@ -134,7 +134,7 @@ class Store:
                     ) from error
                 raise
             else:
-                return found
+                return answer
 
     # ---- what is read -------------------------------------------------------------------------------------
 
@@ -144,22 +144,22 @@ class Store:
 
     def read(self, *parts: object) -> bytes:
         """Read a string of bytes."""
-        found: bytes = self.answered(lambda: self.client.get(self.key(*parts))) or b""
-        return found
+        content: bytes = self.answered(lambda: self.client.get(self.key(*parts))) or b""
+        return content
 
     def ids(self, session_id: int, start: int = 0, end: int = 2**28) -> list[int]:
         """The session's token ids from ``start`` to before ``end``, as far as they exist."""
         if end <= start:
             return []
         key = self.key("ids", session_id)
-        found = self.answered(lambda: self.client.getrange(key, 4 * start, 4 * end - 1))
-        ids: list[int] = np.frombuffer(found, dtype=np.int32).tolist()
+        encoded = self.answered(lambda: self.client.getrange(key, 4 * start, 4 * end - 1))
+        ids: list[int] = np.frombuffer(encoded, dtype=np.int32).tolist()
         return ids
 
     def fields(self, *parts: object) -> dict[str, str]:
         """Read a hash."""
-        found = self.answered(lambda: self.client.hgetall(self.key(*parts)))
-        return {name.decode(): value.decode() for name, value in found.items()}
+        fields = self.answered(lambda: self.client.hgetall(self.key(*parts)))
+        return {name.decode(): value.decode() for name, value in fields.items()}
 
     def log(self) -> list[str]:
         """The decisions in their order. A "+" stands before one that took effect, a "-" before one that came too late."""
@@ -172,12 +172,12 @@ class Store:
         def told(wait_s: float) -> list[dict[str, str]]:
             nonlocal mark
             block = max(1, int(min(wait_s, ANSWER_S / 2) * 1000))
-            found = self.answered(lambda: self.client.xread({key: mark}, block=block))
-            if isinstance(found, Mapping):
-                found = [
-                    (name, entries[0] if isinstance(entries[0], list) else entries) for name, entries in found.items()
+            streams = self.answered(lambda: self.client.xread({key: mark}, block=block))
+            if isinstance(streams, Mapping):
+                streams = [
+                    (name, entries[0] if isinstance(entries[0], list) else entries) for name, entries in streams.items()
                 ]
-            entries = [entry for _, entries in found for entry in entries]
+            entries = [entry for _, entries in streams for entry in entries]
             if entries:
                 mark = entries[-1][0].decode()
             return [texts(fields) for _, fields in entries]
@@ -224,13 +224,13 @@ def texts(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, str]:
     """Decode a hash as Lua or the client returns it."""
     if isinstance(flat, Mapping):
         return {name.decode(): value.decode() for name, value in flat.items()}
-    return {flat[place].decode(): flat[place + 1].decode() for place in range(0, len(flat), 2)}
+    return {flat[index].decode(): flat[index + 1].decode() for index in range(0, len(flat), 2)}
 
 
 def held(kind: type[T], words: Mapping[str, str]) -> T:
     """Build a dataclass from a hash. Each field is read by its name and declared type; fields that the hash lacks have their defaults."""
-    made = _readers(kind)  # type: ignore[arg-type]
-    return kind(**{name: read(words[name]) for name, read in made.items() if name in words})
+    readers = _readers(kind)  # type: ignore[arg-type]
+    return kind(**{name: read(words[name]) for name, read in readers.items() if name in words})
 
 
 @cache
@@ -239,10 +239,10 @@ def _readers(kind: type[Any]) -> Mapping[str, Callable[[str], Any]]:
 
 
 def _member(row: Sequence[bytes]) -> Member:
-    words = texts(row)
-    role, incarnation = words["role"], words["incarnation"]
+    fields = texts(row)
+    role, incarnation = fields["role"], fields["incarnation"]
     return Member(
-        view=held(WorkerSnapshot, words), role=role, incarnation=incarnation, is_suspended=words["suspended"] == "1"
+        view=held(WorkerSnapshot, fields), role=role, incarnation=incarnation, is_suspended=fields["suspended"] == "1"
     )
 
 
@@ -257,9 +257,9 @@ START_S = 10.0
 
 def redis_program() -> str:
     """The path of redis-server. Raises UserError if it is not installed."""
-    if (found := shutil.which("redis-server")) is None:
+    if (path := shutil.which("redis-server")) is None:
         raise UserError("redis-server is not installed: apt-get install redis-server, or give redis=redis://HOST:PORT")
-    return found
+    return path
 
 
 class RedisServer:
@@ -272,7 +272,7 @@ class RedisServer:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         # The server dies with this process, however that ends.
-        guard = [found, "--pdeathsig", "TERM"] if (found := shutil.which("setpriv")) is not None else []
+        guard = [setpriv, "--pdeathsig", "TERM"] if (setpriv := shutil.which("setpriv")) is not None else []
         self._command = [*guard, program, "-"]  # it reads its settings from standard input
         self._directory, self._password = directory, secrets.token_hex(32)
         settings = {
@@ -299,21 +299,21 @@ class RedisServer:
 
     def start(self) -> None:
         """Start, or start again with the state in the directory. Returns once the server answers."""
-        none = subprocess.DEVNULL
+        devnull = subprocess.DEVNULL
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=none, stderr=none, cwd=self._directory
+            self._command, stdin=subprocess.PIPE, stdout=devnull, stderr=devnull, cwd=self._directory
         )
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError), self._process.stdin as told:
-            told.write(self._settings)
-        away = load_redis().exceptions
-        until = time.monotonic() + START_S
+        with suppress(BrokenPipeError), self._process.stdin as stdin:
+            stdin.write(self._settings)
+        errors = load_redis().exceptions
+        deadline_s = time.monotonic() + START_S
         while True:
             client = client_of(self.url, START_S)
             try:
                 client.ping()
-            except (away.ConnectionError, away.BusyLoadingError) as error:
-                if self._process.poll() is not None or time.monotonic() > until:
+            except (errors.ConnectionError, errors.BusyLoadingError) as error:
+                if self._process.poll() is not None or time.monotonic() > deadline_s:
                     self.stop()
                     raise RunError(f"redis-server does not answer on port {self.port}") from error
                 time.sleep(0.01)

@@ -26,8 +26,8 @@ _CONNECT_S = 2.0
 
 
 def send(connection: socket.socket, header: Header, payload: Buffer = b"") -> None:
-    words = json.dumps(header).encode()
-    connection.sendall(_SIZES.pack(len(words), len(payload)) + words)
+    encoded = json.dumps(header).encode()
+    connection.sendall(_SIZES.pack(len(encoded), len(payload)) + encoded)
     if len(payload):
         connection.sendall(payload)
 
@@ -40,14 +40,14 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], bytearray]:
 
 
 def _exactly(connection: socket.socket, count: int) -> bytearray:
-    found = bytearray(count)
-    view, place = memoryview(found), 0
-    while place < count:
-        received = connection.recv_into(view[place:])
+    buffer = bytearray(count)
+    view, offset = memoryview(buffer), 0
+    while offset < count:
+        received = connection.recv_into(view[offset:])
         if received == 0:
             raise ConnectionError("the other side has closed the connection")
-        place += received
-    return found
+        offset += received
+    return buffer
 
 
 class Peers:
@@ -65,8 +65,8 @@ class Peers:
             send(connection, header, payload)
             return receive(connection)
         except OSError:
-            if (gone := self._open.pop(address, None)) is not None:
-                gone.close()
+            if (broken := self._open.pop(address, None)) is not None:
+                broken.close()
             raise
 
     def _connect(self, address: str) -> socket.socket:
@@ -117,8 +117,8 @@ def gather(executor: PagedExecutor, slot: int, start: int, end: int) -> memoryvi
     """Return the K/V of tokens [start, end) of a slot."""
     rows = _rows(executor, slot, start, end)
     pool = executor.pool
-    found = torch.stack([part.flatten(1, 2).index_select(1, rows) for part in (pool.k, pool.v)])
-    return found.cpu().view(torch.uint8).numpy().reshape(-1).data
+    kv = torch.stack([tensor.flatten(1, 2).index_select(1, rows) for tensor in (pool.k, pool.v)])
+    return kv.cpu().view(torch.uint8).numpy().reshape(-1).data
 
 
 def scatter(executor: PagedExecutor, slot: int, start: int, payload: Buffer) -> int:
@@ -128,10 +128,10 @@ def scatter(executor: PagedExecutor, slot: int, start: int, payload: Buffer) -> 
         return 0
     config, pool = executor.model.config, executor.pool
     shape = (2, config.n_layers, tokens, config.n_kv_heads, config.head_dim)
-    found = torch.frombuffer(payload, dtype=executor.model.dtype).view(shape).to(pool.k.device)
+    kv = torch.frombuffer(payload, dtype=executor.model.dtype).view(shape).to(pool.k.device)
     rows = _rows(executor, slot, start, start + tokens)
-    for part, received in zip((pool.k, pool.v), found, strict=True):
-        part.flatten(1, 2).index_copy_(1, rows, received)
+    for tensor, received in zip((pool.k, pool.v), kv, strict=True):
+        tensor.flatten(1, 2).index_copy_(1, rows, received)
     return tokens
 
 

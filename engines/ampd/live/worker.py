@@ -101,11 +101,11 @@ class LiveWorker:
 
     def call(self, operation: str, *args: Any) -> Any:
         """Run an operation in this worker's name. Raises LostError if the store no longer knows this worker."""
-        said = self.store.call(operation, self.spec.worker_id, self.incarnation, *args)
-        if said in (b"lost", [b"lost"]):
+        answer = self.store.call(operation, self.spec.worker_id, self.incarnation, *args)
+        if answer in (b"lost", [b"lost"]):
             self.is_lost.set()
             raise LostError
-        return said
+        return answer
 
     def request(self) -> str:
         """Return a new name for a change, under which the change may be sent twice."""
@@ -117,13 +117,13 @@ class LiveWorker:
         spec = self.spec
         while True:
             now = self.store.clock.now()
-            version, until, rows, era = self.call("queue")
+            version, busy_until, rows, era = self.call("queue")
             if not rows:
                 return None
-            fields = {int(each["task_id"]): each for each in map(texts, rows)}
-            tasks = [held(PrefillTask, each) for each in fields.values()]
-            before = [asdict(task) for task in tasks]
-            start_s = max(now, float(until))
+            fields = {int(row["task_id"]): row for row in map(texts, rows)}
+            tasks = [held(PrefillTask, row) for row in fields.values()]
+            snapshots = [asdict(task) for task in tasks]
+            start_s = max(now, float(busy_until))
             queue_of = (self.incarnation, era)
             last = self._queue if queue_of == self._queue_of else None
             try:
@@ -136,16 +136,16 @@ class LiveWorker:
             allowed_s = max(spec.lease_s, spec.patience * taken.estimate_s)
             lease_s = start_s - now + allowed_s * 2 ** int(fields[taken.task_id]["requeued"])
             rest = [part for task in choice.rest for part in (task.task_id, task.postponed)]
-            line = order_line(start_s, spec.worker_id, before, choice, is_first=last is None)
+            line = order_line(start_s, spec.worker_id, snapshots, choice, is_first=last is None)
             choosing = (version, taken.task_id, taken.postponed, lease_s, is_staged, line)
-            said = self.call("claim", self.request(), *choosing, *rest)
-            if said == b"changed":
+            answer = self.call("claim", self.request(), *choosing, *rest)
+            if answer == b"changed":
                 continue
             self._queue, self._queue_of = choice.queue, queue_of
-            task, session, address, ids = texts(said[0]), texts(said[1]), said[2].decode(), said[3]
-            found = np.frombuffer(ids, dtype=np.int32).astype(np.int64)
+            task, session, address, ids = texts(answer[0]), texts(answer[1]), answer[2].decode(), answer[3]
+            tokens = np.frombuffer(ids, dtype=np.int32).astype(np.int64)
             home = int(session["home"] or -1)
-            return Claimed(held(PrefillTask, task), task["fence"], session["epoch"], home, address, found)
+            return Claimed(held(PrefillTask, task), task["fence"], session["epoch"], home, address, tokens)
 
     def start_heartbeat(self) -> None:
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
