@@ -237,10 +237,10 @@ class ClassQueue(OpenQueue):
         oldest = self.oldest_short()
         if oldest is None:
             return iter(())
-        home = bisect_left(LENGTHS, oldest.tokens)
-        order = [*range(home, -1 if joins != "same" else home - 1, -1)]
+        first_bucket = bisect_left(LENGTHS, oldest.tokens)
+        order = [*range(first_bucket, -1 if joins != "same" else first_bucket - 1, -1)]
         if joins == "all":
-            order += range(home + 1, len(self.buckets))
+            order += range(first_bucket + 1, len(self.buckets))
         return chain.from_iterable(self.buckets[index].values() for index in order)
 
 
@@ -321,10 +321,10 @@ class AdaptiveWait:
         """Requests in B of ``printed``."""
 
     def next_batch(self, queue: ClassQueue, now: float) -> Wait:
-        variant = self.config.wait
-        if variant == "off":
+        wait_rule = self.config.wait
+        if wait_rule == "off":
             return Wait(min(queue.num_short, self.depths[-1]))
-        if variant == "printed":
+        if wait_rule == "printed":
             return self._printed(queue, now)
         if not queue.num_short:
             self._round_s = None
@@ -367,8 +367,8 @@ class AdaptiveWait:
             self._full_rounds += 1
             if self._full_rounds >= _FULL_ROUNDS:
                 self._full_rounds = 0
-                above = bisect_right(self.depths, self.target)
-                self.target = self.depths[min(above, len(self.depths) - 1)]
+                index = bisect_right(self.depths, self.target)
+                self.target = self.depths[min(index, len(self.depths) - 1)]
             return
         self._full_rounds = 0
         self.target = depth if config.wait == "printed" else max(1, depth)
@@ -438,18 +438,18 @@ class TemporalDisaggregation:
     def rule(self) -> Rule:
         config, wait = self.config, self.wait
         of_wait = wait.config
-        own = (
+        own_limits = (
             *(config.chunk_tokens, config.long_dispatch == "pack", config.class_rule == "urgency"),
             *(config.max_long_wait_s, config.short_tokens, get_args(Joins).index(config.joins)),
             config.while_waiting == "idle",
         )
-        waits = (
+        wait_limits = (
             *(get_args(WaitRule).index(of_wait.wait), of_wait.min_window_s, of_wait.max_window_s, of_wait.slack_s),
             *(of_wait.margin_s, of_wait.max_wait_s, of_wait.deadline_s, of_wait.token_max, of_wait.slo_s is not None),
         )
         model = getattr(wait.service_s, "__self__", None)
         terms = model.terms if isinstance(model, StepModel) and wait.service_s == model.batch_s else None
-        return Rule("temporal", limits=(*own, *waits, *wait.depths), terms=terms)
+        return Rule("temporal", limits=(*own_limits, *wait_limits, *wait.depths), terms=terms)
 
     def next_step(self, at: Situation, now: float) -> NextStep:
         queue = at.queue
@@ -457,19 +457,19 @@ class TemporalDisaggregation:
             raise UserError(
                 f"queue={type(queue).__name__}: temporal disaggregation keeps two queues, give a ClassQueue"
             )
-        short = self.wait.next_batch(queue, now) if queue.num_short and not self._long_is_due(at, queue, now) else None
-        if short is None and not queue.num_short and self.wait.config.wait == "printed":
-            short = self.wait.next_batch(queue, now)
-        shares = self._short_shares(at, queue, short.depth) if short is not None and short.depth else []
+        batch = self.wait.next_batch(queue, now) if queue.num_short and not self._long_is_due(at, queue, now) else None
+        if batch is None and not queue.num_short and self.wait.config.wait == "printed":
+            batch = self.wait.next_batch(queue, now)
+        shares = self._short_shares(at, queue, batch.depth) if batch is not None and batch.depth else []
         if shares:
             self._was_long = False
             return NextStep(shares)
-        is_held = short is not None and short.wake_s is not None and self.config.while_waiting == "idle"
+        is_held = batch is not None and batch.wake_s is not None and self.config.while_waiting == "idle"
         shares = [] if is_held else self._long_shares(at, queue)
         if shares:
             self._was_long = True
             return NextStep(shares)
-        return IDLE if short is None or short.wake_s is None else NextStep(wake_s=short.wake_s)
+        return IDLE if batch is None or batch.wake_s is None else NextStep(wake_s=batch.wake_s)
 
     # ---- which class ---------------------------------------------------------------------------------
 
@@ -496,15 +496,15 @@ class TemporalDisaggregation:
     def _short_shares(self, at: Situation, queue: ClassQueue, depth: int) -> list[Share]:
         """Take short requests bucket by bucket, within the token budget (Algorithm 1, line 5)."""
         budget, room = self.config.short_tokens, at.room
-        chosen: list[PrefillTask] = []
+        tasks: list[PrefillTask] = []
         for task in queue.shorts_by_bucket(self.config.joins):
             need = at.need_of(task)
-            if len(chosen) == depth or need > room or (chosen and task.tokens > budget):
+            if len(tasks) == depth or need > room or (tasks and task.tokens > budget):
                 break
-            chosen.append(task)
+            tasks.append(task)
             budget -= task.tokens
             room -= need
-        return [Share(queue.pull(task), task.tokens) for task in chosen]
+        return [Share(queue.pull(task), task.tokens) for task in tasks]
 
     def _long_shares(self, at: Situation, queue: ClassQueue) -> list[Share]:
         """Take begun requests, then the oldest, within C_l tokens and the room for K/V."""

@@ -347,7 +347,7 @@ class PrefillCluster(Checked):
     def _compiled(self, streams: Sequence[PrefillArrivals], until_s: float) -> PrefillRun | None:
         if type(self.cost) is not PrefillCost:
             return None
-        made = core.simulated(
+        tables = core.simulated(
             self.system,
             self.cost,
             streams,
@@ -358,7 +358,7 @@ class PrefillCluster(Checked):
             is_shared=self.cache == "shared",
             reprefills=self.reprefills_answer,
         )
-        return None if made is None else PrefillRun(**made)
+        return None if tables is None else PrefillRun(**tables)
 
     def _simulate_answers(self, decoding: Decoding, loop: ClosedLoop, until_s: float) -> PrefillRun:
         system, num = self.system, self.num_instances
@@ -437,13 +437,13 @@ class PrefillInstance(Worker):
 
     def signals(self, now: float, num_sharing: int) -> Signals:
         """The signals since the last call. A queue that ``num_sharing`` instances share counts for each in equal part."""
-        busy_s, late = self.busy_until(now), self.late
+        busy_s, late_flags = self.busy_until(now), self.late
         passed_s = now - self._signals_s
         utilisation = (busy_s - self._busy_before_s) / passed_s if passed_s > 0 else 0.0
         backlog_s = self.queue.backlog_s / num_sharing
         backlog_s += fsum(task.estimate_s * task.left / task.tokens for task in self.begun)
         self.late, self._signals_s, self._busy_before_s = [], now, busy_s
-        return Signals(backlog_s, sum(late) / len(late) if late else 0.0, utilisation)
+        return Signals(backlog_s, sum(late_flags) / len(late_flags) if late_flags else 0.0, utilisation)
 
     def summary(self, now: float) -> InstanceRow:
         return InstanceRow(
@@ -530,7 +530,7 @@ class _PrefillSimulation(Simulation):
                     shares_cache=cluster.cache == "shared",
                 )
             )
-        self._caches = [each.cached for each in self.instances if each.cached is not None]
+        self._caches = [instance.cached for instance in self.instances if instance.cached is not None]
         self._controller = None
         if spatial is not None and spatial.controller is not None:
             self._controller = PressureController(spatial.controller)
@@ -553,7 +553,7 @@ class _PrefillSimulation(Simulation):
             requests=requests_of(self.tasks, self._cluster.class_of, self._cluster.slo_s, now),
             steps=table_of(StepRow, steps),
             moves=table_of(MoveRow, self._moves),
-            instances=table_of(InstanceRow, [each.summary(now) for each in self.instances]),
+            instances=table_of(InstanceRow, [instance.summary(now) for instance in self.instances]),
             facts={"end_s": now, "num_events": self.loop.num_events},
         )
 
@@ -561,20 +561,20 @@ class _PrefillSimulation(Simulation):
 
     def _arrive_alone(self, due: Turn) -> None:
         """A turn comes at its own time, whatever became of those before it."""
-        _, session_id, turn, history, tokens, answered = due
-        if tokens < 1 or history < 0 or not 0 <= answered <= history:
+        _, session_id, turn, history, tokens, answer_tokens = due
+        if tokens < 1 or history < 0 or not 0 <= answer_tokens <= history:
             raise UserError(
-                f"session {session_id} turn {turn}: tokens={tokens}, history={history}, answered={answered}: a turn has at least "
+                f"session {session_id} turn {turn}: tokens={tokens}, history={history}, answered={answer_tokens}: a turn has at least "
                 "one token, and its answer is part of the history"
             )
         self._num_arrived += 1
-        self._ask(session_id, self._num_arrived - 1, turn, history, tokens, answered)
+        self._ask(session_id, self._num_arrived - 1, turn, history, tokens, answer_tokens)
 
     def _ready(self, live: Live) -> None:
         turn, rounds = live.round_index, live.session.rounds
-        answered = rounds[turn - 1].decode_tokens if turn else 0
+        answer_tokens = rounds[turn - 1].decode_tokens if turn else 0
         tokens = rounds[turn].prefill_tokens
-        self._ask(live.session.session_id, live.order, turn, live.context, tokens, answered)
+        self._ask(live.session.session_id, live.order, turn, live.context, tokens, answer_tokens)
 
     def _ask(self, session_id: int, order: int, turn: int, history: int, tokens: int, answered: int) -> None:
         if self._cluster.reprefills_answer:
@@ -597,12 +597,12 @@ class _PrefillSimulation(Simulation):
                     break
 
     def _send(self, task: PrefillTask) -> None:
-        picked = asked(self._router.pick, task, self.instances, self.loop.now)
-        if not isinstance(picked, int) or not 0 <= picked < len(self.instances):
+        index = asked(self._router.pick, task, self.instances, self.loop.now)
+        if not isinstance(index, int) or not 0 <= index < len(self.instances):
             raise RunError(
-                f"router {type(self._router).__name__} picks instance {picked!r} of 0 to {len(self.instances) - 1}"
+                f"router {type(self._router).__name__} picks instance {index!r} of 0 to {len(self.instances) - 1}"
             )
-        instance = self.instances[picked]
+        instance = self.instances[index]
         if instance.cached is not None:
             self.owed.more(task, task.history - instance.cached_tokens(task))
             row = self.tasks[task.task_id]
@@ -631,10 +631,10 @@ class _PrefillSimulation(Simulation):
 
     def _answer(self, live: Live, task: PrefillTask, instance: PrefillInstance) -> None:
         """Add the answer to the session. Its decoding takes no time here."""
-        answer = live.session.rounds[live.round_index].decode_tokens
-        live.context = task.history + task.tokens + answer
+        answer_tokens = live.session.rounds[live.round_index].decode_tokens
+        live.context = task.history + task.tokens + answer_tokens
         if instance.cached is not None and not self._cluster.reprefills_answer:
-            instance.cached[task.session_id] += answer
+            instance.cached[task.session_id] += answer_tokens
         if not self._go_on(live, self.loop.now):
             self._end(live)
 
@@ -655,19 +655,19 @@ class _PrefillSimulation(Simulation):
         for instance in self.instances:
             pools[instance.pool].append(instance)
         signals: dict[str | None, list[Signals]] = {
-            name: [each.signals(now, len(members) if self._is_global else 1) for each in members]
+            name: [member.signals(now, len(members) if self._is_global else 1) for member in members]
             for name, members in pools.items()
         }
-        made = self._controller.decide(signals["short"], signals["long"], now)
-        if made.grows is not None:
-            giving = pools["long" if made.grows == "short" else "short"]
+        change = self._controller.decide(signals["short"], signals["long"], now)
+        if change.grows is not None:
+            givers = pools["long" if change.grows == "short" else "short"]
             # The instance with the least begun work is free the soonest.
-            mover = min(giving, key=lambda each: (sum(task.left for task in each.begun), each.is_busy, each.worker_id))
-            num_short = len(pools["short"]) + (1 if made.grows == "short" else -1)
+            mover = min(givers, key=lambda each: (sum(task.left for task in each.begun), each.is_busy, each.worker_id))
+            num_short = len(pools["short"]) + (1 if change.grows == "short" else -1)
             self._moves.append(
-                MoveRow(now, mover.worker_id, made.grows, made.short_pressure, made.long_pressure, num_short)
+                MoveRow(now, mover.worker_id, change.grows, change.short_pressure, change.long_pressure, num_short)
             )
-            self._migrate(mover, made.grows)
+            self._migrate(mover, change.grows)
         self.loop.at(now + self._controller.config.period_s, self._control)
 
     def _migrate(self, mover: PrefillInstance, to: LengthClass) -> None:
@@ -677,8 +677,8 @@ class _PrefillSimulation(Simulation):
             mover.queue = self._pool_queues[to]
             mover.poke()
             return
-        waiting = list(mover.queue)
-        for task in waiting:
+        tasks = list(mover.queue)
+        for task in tasks:
             mover.withdraw(task)
-        for task in waiting:
+        for task in tasks:
             self._send(task)

@@ -95,16 +95,16 @@ def simulated(
         prices=_prices(library, cost.price.kernels).at,
         ask=Ask(decides.answer),
     )
-    totals = (made := Made(library, setup)).ended()
+    totals = (run := Made(library, setup)).ended()
     if decides.error is not None:
         raise decides.error
-    if made.is_given_up:
+    if run.is_given_up:
         return None
     return {
-        "requests": _requests(made, boundary, slo_s, totals.now),
-        "steps": _steps(made, policies.modes),
-        "moves": _moves(made, decides.made),
-        "instances": _instances(made, has_pools=spatial is not None),
+        "requests": _requests(run, boundary, slo_s, totals.now),
+        "steps": _steps(run, policies.modes),
+        "moves": _moves(run, decides.made),
+        "instances": _instances(run, has_pools=spatial is not None),
         "facts": {"end_s": totals.now, "num_events": totals.num_events},
     }
 
@@ -130,9 +130,9 @@ class _Policies(NamedTuple):
 
     @classmethod
     def of(cls, system: PrefillSystem, num_instances: int) -> "_Policies | None":
-        made = [system.make_batching() for _ in range(num_instances)]
-        parts = [(each.batching, each.choice) if type(each) is WithGraphs else (each, None) for each in made]
-        rules, choices = {rule_of(batching) for batching, _ in parts}, {id(choice): choice for _, choice in parts}
+        batchings = [system.make_batching() for _ in range(num_instances)]
+        pairs = [(each.batching, each.choice) if type(each) is WithGraphs else (each, None) for each in batchings]
+        rules, choices = {rule_of(batching) for batching, _ in pairs}, {id(choice): choice for _, choice in pairs}
         rule, graphs = rules.pop(), _Graphs.of(choices.popitem()[1])
         queue, router, works = system.make_queue(), rule_of(system.make_router()), _terms_of(system.work_s)
         is_classed = type(queue) is ClassQueue
@@ -160,7 +160,7 @@ class _Policies(NamedTuple):
             "work_model": _terms(works),
             "router": _floats(*router.limits),
         }
-        return cls(numbers, arrays, graphs.modes, getattr(parts[0][0], "config", None))
+        return cls(numbers, arrays, graphs.modes, getattr(pairs[0][0], "config", None))
 
     def factors(self, num: int) -> Floats | None:
         if not getattr(self.belief, "misjudged", 0.0):
@@ -190,14 +190,14 @@ class _Graphs(NamedTuple):
         if rule is None or not (times is None or type(times) is StepModel):
             return None
         shapes: list[Any] = []
-        lengths = batches = cover = list[int]()
+        lengths = batches = cover_index = list[int]()
         if isinstance(choice, Ladder):
             shapes = choice.rungs
         elif isinstance(choice, Nearest):
             lengths, batches = choice.lengths, choice.batches
             cells = [shape for row in choice.cover for shape in row]
             shapes = [*dict.fromkeys(shape for shape in cells if shape is not None)]
-            cover = [-1 if shape is None else shapes.index(shape) for shape in cells]
+            cover_index = [-1 if shape is None else shapes.index(shape) for shape in cells]
         numbers = {
             "choice": ("none", "nearest", "ladder").index(rule.kind),
             "compares": times is not None,
@@ -206,11 +206,11 @@ class _Graphs(NamedTuple):
             "num_batches": len(batches),
             "most_padding": rule.limits[0] if rule.limits else math.inf,
         }
-        sides = [(shape.length, shape.batch) if isinstance(shape, Bucket) else (shape.tokens, 0) for shape in shapes]
+        sizes = [(shape.length, shape.batch) if isinstance(shape, Bucket) else (shape.tokens, 0) for shape in shapes]
         arrays = {
-            **{name: np.array(each, dtype=np.int64) for name, each in (("lengths", lengths), ("batches", batches))},
-            "cover": np.array(cover, dtype=np.int64),
-            "shapes": np.array(sides, dtype=np.int64),
+            **{name: np.array(values, dtype=np.int64) for name, values in (("lengths", lengths), ("batches", batches))},
+            "cover": np.array(cover_index, dtype=np.int64),
+            "shapes": np.array(sizes, dtype=np.int64),
             "shape_s": _floats(*(0.0 if times is None else times.shapes[shape] for shape in shapes)),
             "graph_model": _terms(() if times is None else times.terms),
         }
@@ -264,22 +264,22 @@ def _columns(streams: Sequence[Any]) -> _Arrivals | None:
         if not isinstance(items, list | tuple):
             return None
         is_closed = isinstance(stream, ClosedLoop)
-        times = [each.arrival_s for each in items]
+        times = [turn.arrival_s for turn in items]
         if not is_closed and times != sorted(times):
             return None
         kind = _CLOSED if is_closed else _OPEN if is_loop else _TURNS
-        begun = len(all_items)
+        start = len(all_items)
         all_items.extend(items)  # type: ignore[arg-type]
-        rows.append((kind, begun, len(all_items), stream.num_clients if is_closed else 0))
+        rows.append((kind, start, len(all_items), stream.num_clients if is_closed else 0))
         think_s.append(stream.think_s if is_closed else 0.0)
-    whole = np.array([each[1:] for each in turns], dtype=np.int64).reshape(-1, 5)
-    turn_s = _floats(*(each.arrival_s for each in turns))
-    _, _, history, tokens, answered = whole.T
-    if (tokens < 1).any() or (answered < 0).any() or (answered > history).any() or (turn_s < 0).any():
+    turn_table = np.array([turn[1:] for turn in turns], dtype=np.int64).reshape(-1, 5)
+    turn_s = _floats(*(turn.arrival_s for turn in turns))
+    _, _, history, tokens, answers = turn_table.T
+    if (tokens < 1).any() or (answers < 0).any() or (answers > history).any() or (turn_s < 0).any():
         return None
     load = Load.of(sessions)
     return _Arrivals(
-        np.array(rows, dtype=np.int64), _floats(*think_s), load, whole, turn_s, len(load.prefill) + len(turn_s)
+        np.array(rows, dtype=np.int64), _floats(*think_s), load, turn_table, turn_s, len(load.prefill) + len(turn_s)
     )
 
 
@@ -325,14 +325,14 @@ class _Decides:
             for index in range(num):
                 pool, *signals = told[1 + 4 * index : 5 + 4 * index]
                 pools[int(pool)].append(Signals(*signals))
-            made = self.controller.decide(*pools, told[0])
+            adjustment = self.controller.decide(*pools, told[0])
         except BaseException as error:
             self.error = error
             return -1
         told[0] = 0.0
-        if made.grows is not None:
-            self.made.append(made)
-            told[0] = 1 + _CLASSES.index(made.grows)
+        if adjustment.grows is not None:
+            self.made.append(adjustment)
+            told[0] = 1 + _CLASSES.index(adjustment.grows)
         return 1
 
 
@@ -386,9 +386,9 @@ def _moves(made: Made, adjustments: Sequence[Adjustment]) -> Table:
     return {
         "time_s": made.seconds("move_time_s").tolist(),
         "instance": made.ints("move_instance").tolist(),
-        "to": [each.grows for each in adjustments],
-        "short_pressure": [each.short_pressure for each in adjustments],
-        "long_pressure": [each.long_pressure for each in adjustments],
+        "to": [adjustment.grows for adjustment in adjustments],
+        "short_pressure": [adjustment.short_pressure for adjustment in adjustments],
+        "long_pressure": [adjustment.long_pressure for adjustment in adjustments],
         "num_short": made.ints("move_num_short").tolist(),
     }
 

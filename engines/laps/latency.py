@@ -107,20 +107,20 @@ def fit_floor_form(
     new, cached = _columns(tokens, history)
     times = np.asarray(total_s)
     lengths = np.unique(new)
-    best: tuple[float, Floats] | None = None
+    best_fit: tuple[float, Floats] | None = None
     base = np.full_like(new, 1.0 if has_base else 0.0)
     shared = [base, new * (new + 2 * cached), cached]
     for knee in lengths[1:-1]:
-        floor = new <= knee
-        features = np.stack([*shared, floor.astype(np.float64), np.where(floor, 0.0, new)], axis=1)
-        found = nonnegative_fit(features, times)
-        fitted = found[0] * base + found[1] * shared[1] + found[2] * cached
-        fitted += np.maximum(found[3], found[4] * new)
+        on_floor = new <= knee
+        features = np.stack([*shared, on_floor.astype(np.float64), np.where(on_floor, 0.0, new)], axis=1)
+        solution = nonnegative_fit(features, times)
+        fitted = solution[0] * base + solution[1] * shared[1] + solution[2] * cached
+        fitted += np.maximum(solution[3], solution[4] * new)
         loss = float(((fitted / times - 1) ** 2).sum())
-        if best is None or loss < best[0]:
-            best = loss, found
-    assert best is not None
-    base_s, alpha, gamma_r, c, beta = (float(value) for value in best[1])
+        if best_fit is None or loss < best_fit[0]:
+            best_fit = loss, solution
+    assert best_fit is not None
+    base_s, alpha, gamma_r, c, beta = (float(value) for value in best_fit[1])
     form = FloorForm(base_s=base_s, c=c, beta=beta, alpha=alpha, gamma_r=gamma_r, mean_error=0.0)
     samples = zip(new.tolist(), cached.tolist(), times.tolist(), strict=True)
     errors = [abs(form.time_s(new_tokens, old) / time - 1) for new_tokens, old, time in samples]
@@ -217,19 +217,19 @@ class StepModel:
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         tokens = histories = 0
-        pairs = crossed = 0.0
+        pairs = cross_pairs = 0.0
         for history, new in chunks:
             tokens += new
             histories += history
             pairs += new * new
-            crossed += new * history
+            cross_pairs += new * history
         requests_s = self.request_s * len(chunks)
         if isinstance(mode, Bucket | Rung):
-            over_s = 2 * self.alpha * crossed + self.history_s * histories
+            over_s = 2 * self.alpha * cross_pairs + self.history_s * histories
             if isinstance(mode, Rung):
                 over_s += self.alpha * pairs
             return self.shapes[mode] + requests_s + over_s
-        work_s = self.token_s * tokens + self.alpha * (pairs + 2 * crossed) + self.history_s * histories
+        work_s = self.token_s * tokens + self.alpha * (pairs + 2 * cross_pairs) + self.history_s * histories
         busy_s = self.base_s + requests_s + max(self.floor_s, work_s)
         return busy_s + self.fallback_s if isinstance(mode, Fallback) else busy_s
 
@@ -294,8 +294,8 @@ class StepModel:
         if not replays:
             return self
         lone = [Chunk(0, LENGTHS[0])]
-        looked_s = timed.step_s(lone, 0, 0, Fallback()) - timed.step_s(lone, 0, 0)
-        return replace(self, shapes=replays, fallback_s=max(0.0, looked_s))
+        fallback_s = timed.step_s(lone, 0, 0, Fallback()) - timed.step_s(lone, 0, 0)
+        return replace(self, shapes=replays, fallback_s=max(0.0, fallback_s))
 
 
 def _fit(features: Floats, times: Floats) -> tuple[tuple[float, ...], float]:
@@ -307,24 +307,24 @@ def _fit(features: Floats, times: Floats) -> tuple[tuple[float, ...], float]:
     requests, tokens, pairs, histories = features.T
     ones = np.ones(len(times))
     sizes = np.unique(tokens)
-    best: tuple[float, Floats, float] | None = None
+    best_fit: tuple[float, Floats, float] | None = None
     fits: dict[bytes, Floats] = {}  # searches from different knees meet
     for knee in sizes[1:-1]:
-        floor = tokens <= knee
+        on_floor = tokens <= knee
         for _ in range(20):
-            if floor.tobytes() not in fits:
-                off = np.where(floor, 0.0, 1.0)
-                columns = [ones, requests, floor.astype(np.float64), off * tokens, off * pairs, off * histories]
-                fits[floor.tobytes()] = nonnegative_fit(np.stack(columns, axis=1), times)
-            found = fits[floor.tobytes()]
-            work = found[3] * tokens + found[4] * pairs + found[5] * histories
-            moved = work <= found[2]
-            if (moved == floor).all() or not moved.any() or moved.all():
+            if on_floor.tobytes() not in fits:
+                off = np.where(on_floor, 0.0, 1.0)
+                columns = [ones, requests, on_floor.astype(np.float64), off * tokens, off * pairs, off * histories]
+                fits[on_floor.tobytes()] = nonnegative_fit(np.stack(columns, axis=1), times)
+            solution = fits[on_floor.tobytes()]
+            work_s = solution[3] * tokens + solution[4] * pairs + solution[5] * histories
+            on_floor_now = work_s <= solution[2]
+            if (on_floor_now == on_floor).all() or not on_floor_now.any() or on_floor_now.all():
                 break
-            floor = moved
-        ratio = (found[0] + found[1] * requests + np.maximum(found[2], work)) / times - 1
-        loss = float((ratio**2).sum())
-        if best is None or loss < best[0]:
-            best = loss, found, float(np.abs(ratio).mean())
-    assert best is not None
-    return tuple(float(value) for value in best[1]), best[2]
+            on_floor = on_floor_now
+        errors = (solution[0] + solution[1] * requests + np.maximum(solution[2], work_s)) / times - 1
+        loss = float((errors**2).sum())
+        if best_fit is None or loss < best_fit[0]:
+            best_fit = loss, solution, float(np.abs(errors).mean())
+    assert best_fit is not None
+    return tuple(float(value) for value in best_fit[1]), best_fit[2]

@@ -45,26 +45,26 @@ class Filling:
         token_s, alpha = self._model.token_s, self._model.alpha
         spent_s = 0.0
         for task in tasks:
-            given = self.shares.get(task.task_id)
-            before = task.computed + (given.tokens if given else 0)
-            left = task.tokens - before
-            if not left:
+            share = self.shares.get(task.task_id)
+            done = task.computed + (share.tokens if share else 0)
+            tokens = task.tokens - done
+            if not tokens:
                 continue
-            slope_s = token_s + 2 * alpha * (task.history + before)
-            work_s = left * (slope_s + alpha * left)
+            slope_s = token_s + 2 * alpha * (task.history + done)
+            work_s = tokens * (slope_s + alpha * tokens)
             if spent_s + work_s > budget_s:
                 fitting = self._fitting(budget_s - spent_s, slope_s, alpha)
-                left = min(fitting + 1, left) if rounds_up else fitting
-                if not left and not self.shares:
-                    left = 1
-                if not left:
+                tokens = min(fitting + 1, tokens) if rounds_up else fitting
+                if not tokens and not self.shares:
+                    tokens = 1
+                if not tokens:
                     break
-                work_s = left * (slope_s + alpha * left)
-            if given is None and not self._admit(task):
+                work_s = tokens * (slope_s + alpha * tokens)
+            if share is None and not self._admit(task):
                 if self._goes_past:
                     continue
                 break
-            self.shares[task.task_id] = Share(task, left + (given.tokens if given else 0))
+            self.shares[task.task_id] = Share(task, tokens + (share.tokens if share else 0))
             spent_s += work_s
             if spent_s >= budget_s:
                 break
@@ -269,8 +269,8 @@ class MooreHodgson(Reserve):
             for task in tasks
         ]
         latest_s = self._slo_s - model.base_s - now
-        kept, given_up = Split.of(tasks, works_s, [task.ready_s + latest_s for task in tasks])
-        return kept, given_up, sum(works_s)
+        on_time, late = Split.of(tasks, works_s, [task.ready_s + latest_s for task in tasks])
+        return on_time, late, sum(works_s)
 
 
 # ---- On-time -------------------------------------------------------------------------------------------------------
@@ -323,8 +323,8 @@ def shorter_first(works_s: Sequence[float], limits_s: Sequence[float]) -> list[i
             latest -= 1
             if limits_s[latest + 1] < done_s:
                 break
-        negative_s, which = heapq.heappop(longest)
-        order.append(-which)
+        negative_s, negative_index = heapq.heappop(longest)
+        order.append(-negative_index)
         done_s += negative_s
     return order[::-1]
 
@@ -423,28 +423,28 @@ class OnTime:
             limits_s = work_by(slacks_s, budget_s=budget_s, overhead_s=model.base_s, rate=rate, all_s=all_s)
             return Split.of(tasks, works_s, limits_s)
 
-        found, share = split(budget_s, 1.0), 0.0
+        best, share = split(budget_s, 1.0), 0.0
         self._first_come_s = self._waits_s(tasks, works_s, budget_s)
-        if found.owes(config, self._slo_s, self._first_come_s, now):
+        if best.owes(config, self._slo_s, self._first_come_s, now):
             share = config.share
             if share < 1:
                 # Which tasks are on time when the share is paid.
-                found = split(budget_s, 1 - share)
+                best = split(budget_s, 1 - share)
         rate, shorter_s = 1 - share, budget_s
         least_s = max(config.min_step * unit_s / 2**HALVINGS, model.floor_s)
-        while share < 1 and found.given_up and shorter_s > least_s:
+        while share < 1 and best.given_up and shorter_s > least_s:
             shorter_s = max(shorter_s / 2, least_s)
             other = split(shorter_s, rate)
-            if len(other.given_up) < len(found.given_up):
-                found, budget_s = other, shorter_s
-        return found, budget_s, share
+            if len(other.given_up) < len(best.given_up):
+                best, budget_s = other, shorter_s
+        return best, budget_s, share
 
     def _waits_s(self, tasks: Sequence[PrefillTask], works_s: Sequence[float], budget_s: float) -> dict[int, float]:
         """Return how long the work takes that came no later than each task. ``tasks`` are by arrival; known ones keep their wait."""
-        known, done_s, waits_s = self._first_come_s, 0.0, dict[int, float]()
+        known_s, done_s, waits_s = self._first_come_s, 0.0, dict[int, float]()
         for task, work_s in zip(tasks, works_s, strict=True):
             done_s += work_s
-            wait_s = known.get(task.task_id)
+            wait_s = known_s.get(task.task_id)
             if wait_s is None:
                 wait_s = self._pace * whole_steps_s(done_s, budget_s, self._model.base_s)
             waits_s[task.task_id] = wait_s

@@ -100,8 +100,8 @@ class LeastTokensInPool:
 
     def pick(self, task: PrefillTask, instances: Sequence[InstanceView], now: float) -> int:
         tokens = task.history + task.tokens
-        short = [i for i in instances if i.pool == "short" and tokens - i.cached_tokens(task) < self.boundary]
-        return LeastTokens().pick(task, short or [i for i in instances if i.pool == "long"], now)
+        candidates = [i for i in instances if i.pool == "short" and tokens - i.cached_tokens(task) < self.boundary]
+        return LeastTokens().pick(task, candidates or [i for i in instances if i.pool == "long"], now)
 
 
 Form = Literal["printed", "mended"]
@@ -183,8 +183,8 @@ class PressureController:
     def pressure(self, pool: Sequence[Signals]) -> float:
         config = self.config
         gamma = -config.gamma if config.form == "printed" else config.gamma
-        each = [config.alpha * q + config.beta * e + gamma * u for q, e, u in pool]
-        return _quantile(each, config.quantile)
+        pressures = [config.alpha * q + config.beta * e + gamma * u for q, e, u in pool]
+        return _quantile(pressures, config.quantile)
 
 
 class _Average:
@@ -207,10 +207,10 @@ class _Average:
 def _quantile(values: list[float], quantile: float) -> float:
     """Interpolates linearly between order statistics, as numpy does by default. numpy itself takes longer than all else here."""
     ordered = sorted(values)
-    place = (len(ordered) - 1) * quantile
-    below = int(place)
+    position = (len(ordered) - 1) * quantile
+    below = int(position)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
 Pooling = Literal["global", "each"]
@@ -262,13 +262,13 @@ def laps(model: StepModel, config: LapsConfig | None = None, *, name: str = "lap
     captured = tuple(model.shapes)
     choice = graph_choice(config.graphs, model, captured)
     depths = sorted({shape.batch for shape in captured if isinstance(shape, Bucket)}) or list(BATCHES)
-    wait = replace(config.wait, slo_s=config.slo_s)
+    wait_config = replace(config.wait, slo_s=config.slo_s)
 
     return PrefillSystem(
         name=name,
         make_queue=lambda: ClassQueue(config.boundary),
         make_batching=lambda: WithGraphs(
-            TemporalDisaggregation(AdaptiveWait(wait, depths, model.batch_s), config.temporal), choice
+            TemporalDisaggregation(AdaptiveWait(wait_config, depths, model.batch_s), config.temporal), choice
         ),
         make_router=lambda: LeastTokens() if config.spatial is None else LeastTokensInPool(boundary=config.boundary),
         work_s=model.work_s,
@@ -299,8 +299,8 @@ def moore_hodgson(
 
 def _sized(size: StepSize | None, **config: float | None) -> ReserveConfig:
     size = size or StepSize()
-    own: dict[str, Any] = dict(config)
-    return ReserveConfig(**own, **{field.name: getattr(size, field.name) for field in fields(StepSize)})
+    options: dict[str, Any] = dict(config)
+    return ReserveConfig(**options, **{field.name: getattr(size, field.name) for field in fields(StepSize)})
 
 
 _ALL_WORK = 1e6
