@@ -92,10 +92,10 @@ class Extract:
         system = self.root / SYSTEMS[self.card]
         newest = max((_release(path.name) for path in (system / "attention" / framework).glob("*")), default=())
         tables = (system / operation / framework).glob(f"*/{name}_perf.parquet")
-        found = sorted((_release(path.parent.name), path) for path in tables)
-        found = [each for each in found if each[0] <= newest]
-        require(bool(found), f"card={self.card!r}: {PACKAGE} has no {name} table of {framework} for it")
-        path = found[-1][1]
+        releases = sorted((_release(path.parent.name), path) for path in tables)
+        releases = [each for each in releases if each[0] <= newest]
+        require(bool(releases), f"card={self.card!r}: {PACKAGE} has no {name} table of {framework} for it")
+        path = releases[-1][1]
         self.files[str(path.relative_to(self.root))] = hashlib.sha256(path.read_bytes()).hexdigest()
         return pd.read_parquet(path)
 
@@ -104,9 +104,9 @@ def extracts(card: str, degrees: Sequence[int]) -> dict[Path, Extract]:
     """Extracts of a card by the folder of their file: models here at the ``degrees``, block-diffusion models on one of some cards, and
     all that is listed."""
     block = {BLOCK_FOLDER: extract(card, (1,), TABLED)} if card in BLOCK_CARDS else {}
-    found = {FOLDER: extract(card, degrees), **block, LISTED_FOLDER: extract_listed(card)}
+    by_folder = {FOLDER: extract(card, degrees), **block, LISTED_FOLDER: extract_listed(card)}
     fp8 = extract_fp8(card)
-    return found | ({FP8_FOLDER: fp8} if fp8.curves else {})
+    return by_folder | ({FP8_FOLDER: fp8} if fp8.curves else {})
 
 
 BLOCK_CARDS = ("h100", "h200")
@@ -116,7 +116,7 @@ TABLED = tuple(shape for shape in BLOCK_DIFFUSION if shape.name != "LLaDA2-flash
 
 def extract(card: str, degrees: Sequence[int], shapes: Sequence[ModelShape] = SHAPES) -> Extract:
     """Every curve, for each framework, that ``shapes`` need on ``card`` at the tensor-parallel ``degrees`` that divide their heads."""
-    found = _opened(card)
+    tables = _opened(card)
     ranks = [
         (degree, shape.on_rank(degree))
         for shape in shapes
@@ -129,36 +129,36 @@ def extract(card: str, degrees: Sequence[int], shapes: Sequence[ModelShape] = SH
         for product in (*layer_products(rank), *dense_layer_products(rank), head_product(rank))
     }
     for framework in FRAMEWORKS:
-        listed = _products(found, framework)
-        found.curves[framework, "gemm"] = {
-            tuple(product): product_curve(product, listed, gpu(card)) for product in products
+        curves = _products(tables, framework)
+        tables.curves[framework, "gemm"] = {
+            tuple(product): product_curve(product, curves, gpu(card)) for product in products
         }
         for kernel in ("prompt", "decode"):
-            listed = _attention(found, framework, kernel)
-            found.curves[framework, kernel] = {
+            curves = _attention(tables, framework, kernel)
+            tables.curves[framework, kernel] = {
                 (*heads, int(batch)): curve
                 for heads in {heads_of(rank) for _, rank in ranks}
-                for batch, curve in between(*heads, listed, by_ratio=False).items()
+                for batch, curve in between(*heads, curves, by_ratio=False).items()
             }
-        experts, wanted = _experts(found, framework), found.curves.setdefault((framework, "experts"), {})
+        experts, our_experts = _experts(tables, framework), tables.curves.setdefault((framework, "experts"), {})
         for degree, rank in ranks:
-            if (each := experts_of(rank)) is not None:
-                require((*each, degree) in experts, f"{PACKAGE} has no {each} of {framework} for {card}")
-                wanted[tuple(each)] = experts[*each, degree]
-        _all_reduces(found, framework)
-    return found
+            if (expert_key := experts_of(rank)) is not None:
+                require((*expert_key, degree) in experts, f"{PACKAGE} has no {expert_key} of {framework} for {card}")
+                our_experts[tuple(expert_key)] = experts[*expert_key, degree]
+        _all_reduces(tables, framework)
+    return tables
 
 
 def extract_listed(card: str) -> Extract:
     """Every bfloat16 curve that the package lists, for each framework."""
-    found = _opened(card)
+    tables = _opened(card)
     for framework in FRAMEWORKS:
-        found.curves[framework, "gemm"] = _products(found, framework)
+        tables.curves[framework, "gemm"] = _products(tables, framework)
         for kernel in ("prompt", "decode", "prompt-64", "decode-64"):
-            found.curves[framework, kernel] = _attention(found, framework, kernel)
-        found.curves[framework, "experts"] = _by_rank(_experts(found, framework))
-        _all_reduces(found, framework)
-    return found
+            tables.curves[framework, kernel] = _attention(tables, framework, kernel)
+        tables.curves[framework, "experts"] = _by_rank(_experts(tables, framework))
+        _all_reduces(tables, framework)
+    return tables
 
 
 _FP8: Mapping[str, tuple[Kernel, Kernel]] = {
@@ -170,22 +170,22 @@ _FP8: Mapping[str, tuple[Kernel, Kernel]] = {
 
 def extract_fp8(card: str) -> Extract:
     """Products and experts in FP8, for each framework that has them on the card."""
-    found = _opened(card)
+    tables = _opened(card)
     for framework in FRAMEWORKS:
         for dtype, (gemm, experts) in _FP8.items():
-            listed = _products(found, framework, dtype), _by_rank(_experts(found, framework, dtype))
-            found.curves |= {
-                (framework, kernel): each for kernel, each in zip((gemm, experts), listed, strict=True) if each
+            groups = _products(tables, framework, dtype), _by_rank(_experts(tables, framework, dtype))
+            tables.curves |= {
+                (framework, kernel): curves for kernel, curves in zip((gemm, experts), groups, strict=True) if curves
             }
-    return found
+    return tables
 
 
 def _by_rank(experts: Found) -> Found:
     """Curves by what a rank holds. If several degrees give a rank the same experts, the least degree counts."""
-    found: Found = {}
+    by_rank: Found = {}
     for (*key, _), curve in sorted(experts.items(), key=lambda each: each[0][-1]):
-        found.setdefault(tuple(key), curve)
-    return found
+        by_rank.setdefault(tuple(key), curve)
+    return by_rank
 
 
 def _opened(card: str) -> Extract:
@@ -210,17 +210,17 @@ def _products(found: Extract, framework: str, dtype: str = "bfloat16") -> Found:
     table = table.groupby(["n", "k", "m"]).latency.median().unstack("m") / 1e3
     outputs, inputs = (table.index.get_level_values(name).to_numpy(float) for name in ("n", "k"))
     rows = table.columns.to_numpy(float)
-    raw = table.to_numpy(float)
-    gone = spikes(raw)
-    times = filled(rows, raw, gone | np.isnan(raw))
+    seconds = table.to_numpy(float)
+    spiky = spikes(seconds)
+    times = filled(rows, seconds, spiky | np.isnan(seconds))
     card = gpu(found.card)
     size_bytes = 2 if dtype == "bfloat16" else 1
     weights = size_bytes * outputs * inputs
     num_bytes = weights[:, None] + rows * (2 * outputs + size_bytes * inputs)[:, None]
     clean = streamed(times, num_bytes, rows, weights, bandwidth=card.bandwidth, cache=L2_BYTES[found.card])
     found.rules[framework if dtype == "bfloat16" else f"{framework} {dtype}"] = {
-        "products": int(raw.size),
-        "spikes": int(gone.sum()),
+        "products": int(seconds.size),
+        "spikes": int(spiky.sum()),
         "faster_than_memory": int(clean.impossible.sum()),
         "raised_to_streamed": int(clean.raised.sum()),
         "streamed_share": round(clean.bandwidth / card.bandwidth, 4),
@@ -234,10 +234,10 @@ def _attention(found: Extract, framework: str, kernel: Kernel) -> Found:
     """All listed heads of a width, after the rules."""
     is_prompt, width = kernel.startswith("prompt"), 64 if kernel.endswith("-64") else 128
     table = found.read("attention", framework, "context_attention" if is_prompt else "generation_attention")
-    asked = (table.head_dim == width) & (table.kv_cache_dtype == "bfloat16") & (table.attn_dtype == "bfloat16")
+    mask = (table.head_dim == width) & (table.kv_cache_dtype == "bfloat16") & (table.attn_dtype == "bfloat16")
     if "window_size" in table:
-        asked &= table.window_size == 0
-    table = table[asked]
+        mask &= table.window_size == 0
+    table = table[mask]
     # A decode's context holds the token that it is given, besides the tokens before.
     table = table.assign(tokens=table.isl if is_prompt else table.isl + table.step)
     times = (
@@ -246,35 +246,35 @@ def _attention(found: Extract, framework: str, kernel: Kernel) -> Found:
     )
     sizes = times.columns.to_numpy(float)
     clean = times.to_numpy(float)
-    gone = spikes(clean)
+    spiky = spikes(clean)
     heads, kv_heads, batch = (times.index.get_level_values(level).to_numpy(float)[:, None] for level in range(3))
     # Queries and outputs of every token of a prompt, or of a decode's one token; keys and values of all tokens.
-    moved = 2 * batch * width * (2 * heads * (sizes if is_prompt else 1) + 2 * kv_heads * sizes)
-    floor = moved / gpu(found.card).bandwidth
+    num_bytes = 2 * batch * width * (2 * heads * (sizes if is_prompt else 1) + 2 * kv_heads * sizes)
+    least_s = num_bytes / gpu(found.card).bandwidth
     found.rules[framework] |= {
-        f"{kernel}_spikes": int(gone.sum()),
-        f"{kernel}_faster_than_memory": int((clean < floor).sum()),
+        f"{kernel}_spikes": int(spiky.sum()),
+        f"{kernel}_faster_than_memory": int((clean < least_s).sum()),
     }
-    clean = np.maximum(filled(sizes, clean, gone), floor)
+    clean = np.maximum(filled(sizes, clean, spiky), least_s)
     curves: Found = {}
     for key, row in zip(times.index, clean, strict=True):
-        known = ~np.isnan(row)
-        if known.any():
-            curves[tuple(map(int, key))] = tuple(sizes[known].tolist()), tuple(row[known].tolist())
+        has_time = ~np.isnan(row)
+        if has_time.any():
+            curves[tuple(map(int, key))] = tuple(sizes[has_time].tolist()), tuple(row[has_time].tolist())
     return curves
 
 
 def _experts(found: Extract, framework: str, dtype: str = "bfloat16") -> Found:
     """Curves of experts, by their keys and the degree at which each was measured."""
     table = found.read("moe", framework, "moe")
-    asked = (table.moe_dtype == dtype) & (table.distribution == ROUTING) & (table.moe_ep_size == 1)
+    mask = (table.moe_dtype == dtype) & (table.distribution == ROUTING) & (table.moe_ep_size == 1)
     curves: Found = {}
     columns = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size"]
-    for key, group in table[asked].groupby(columns):
-        width, hidden, chosen, among, degree = map(int, key)
+    for key, group in table[mask].groupby(columns):
+        width, hidden, num_chosen, num_experts, degree = map(int, key)
         times = group.groupby("num_tokens").latency.median() / 1e3
         if hidden % degree == 0:
-            curves[width, hidden // degree, chosen, among, degree] = (
+            curves[width, hidden // degree, num_chosen, num_experts, degree] = (
                 tuple(times.index.to_numpy(float).tolist()),
                 tuple(times.tolist()),
             )
@@ -297,19 +297,19 @@ def spikes(times: Floats) -> npt.NDArray[np.bool_]:
     Steps are no spikes: after a full tile (257 rows against 256) the next size is as slow. Dips, which full tiles cause, both ends, and
     two long times side by side are none either.
     """
-    found = np.zeros(times.shape, dtype=np.bool_)
-    before, at, after = times[..., :-2], times[..., 1:-1], times[..., 2:]
-    found[..., 1:-1] = at > SPIKE * np.maximum(before, after)
-    return found
+    is_spike = np.zeros(times.shape, dtype=np.bool_)
+    before, middle, after = times[..., :-2], times[..., 1:-1], times[..., 2:]
+    is_spike[..., 1:-1] = middle > SPIKE * np.maximum(before, after)
+    return is_spike
 
 
 def filled(sizes: Floats, times: Floats, gone: npt.NDArray[np.bool_]) -> Floats:
     """Return ``times``, [curves, points], with the ``gone`` ones put on the line between the times that stay beside them."""
-    found = times.copy()
+    result = times.copy()
     for curve in np.flatnonzero(gone.any(axis=-1)):
-        keep = ~gone[curve] & ~np.isnan(times[curve])
-        found[curve, gone[curve]] = np.interp(sizes[gone[curve]], sizes[keep], times[curve, keep])
-    return found
+        valid = ~gone[curve] & ~np.isnan(times[curve])
+        result[curve, gone[curve]] = np.interp(sizes[gone[curve]], sizes[valid], times[curve, valid])
+    return result
 
 
 _REACHED = 95
@@ -335,9 +335,9 @@ def streamed(
     second and ``cache`` the bytes of the L2. A product that is timed over and over finds its weights in the cache. In a
     forward, other layers have used the cache since.
     """
-    large = times[weights >= LARGE_WEIGHTS * cache][:, rows <= FEW_ROWS]
-    moved = num_bytes[weights >= LARGE_WEIGHTS * cache][:, rows <= FEW_ROWS]
-    reached = min(bandwidth, float(np.nanpercentile(moved / large, _REACHED)))
-    floor = num_bytes / reached
-    raised = times < floor
-    return Streamed(np.where(raised, floor, times), reached, raised, times < num_bytes / bandwidth)
+    large_s = times[weights >= LARGE_WEIGHTS * cache][:, rows <= FEW_ROWS]
+    large_bytes = num_bytes[weights >= LARGE_WEIGHTS * cache][:, rows <= FEW_ROWS]
+    rate = min(bandwidth, float(np.nanpercentile(large_bytes / large_s, _REACHED)))
+    least_s = num_bytes / rate
+    is_raised = times < least_s
+    return Streamed(np.where(is_raised, least_s, times), rate, is_raised, times < num_bytes / bandwidth)

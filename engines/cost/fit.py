@@ -77,58 +77,58 @@ def fit_steps(steps: Sequence[TimedStep], card: Gpu, source: str) -> Fit:
     kinds, timed = _kinds_told(steps), _Timed.of(steps, card)
     timed.check_possible(card, source)
     best = timed.best(FittedConstants(tuple(SHARES), kinds))
-    told = timed.told(best)
-    found = []
+    bounds = timed.told(best)
+    fits = []
     for shares in (tuple(SHARES), ("arithmetic",), ("memory",)):
         # A fit above a peak follows the noise of the steps, because no step is above the peak itself.
-        if {*shares} <= {*told} and all(best.inverse[bound] >= 1 - _ROUNDING for bound in shares):
+        if {*shares} <= {*bounds} and all(best.inverse[bound] >= 1 - _ROUNDING for bound in shares):
             free = FittedConstants(shares, kinds)
             try:
-                found.append(Fit(_fitted(steps, card, source, free), free, _left_out(steps, card, source, free)))
+                fits.append(Fit(_fitted(steps, card, source, free), free, _left_out(steps, card, source, free)))
             except UserError:
                 if len(shares) < len(SHARES):
                     continue
                 raise
-    require(bool(found), f"the steps of {source} do not tell the constants apart: time steps of other sizes")
-    return min(found, key=lambda fit: _missed(steps, fit, found))
+    require(bool(fits), f"the steps of {source} do not tell the constants apart: time steps of other sizes")
+    return min(fits, key=lambda fit: _missed(steps, fit, fits))
 
 
 def _missed(steps: Sequence[TimedStep], fit: Fit, fits: Sequence[Fit]) -> float:
     """Sum of squared relative errors over the left-out steps that all fits predict."""
     errors = []
-    for place, step in enumerate(steps):
-        told = [each.left_out[place] for each in fits]
-        own = fit.left_out[place]
-        if own is not None and None not in told:
-            errors.append(own / step.seconds - 1)
+    for index, step in enumerate(steps):
+        predictions = [other.left_out[index] for other in fits]
+        our_s = fit.left_out[index]
+        if our_s is not None and None not in predictions:
+            errors.append(our_s / step.seconds - 1)
     return fsum(error * error for error in errors)
 
 
 def _left_out(steps: Sequence[TimedStep], card: Gpu, source: str, free: FittedConstants) -> list[float | None]:
-    found: list[float | None] = []
-    for place, step in enumerate(steps):
-        others = [*steps[:place], *steps[place + 1 :]]
+    predictions: list[float | None] = []
+    for index, step in enumerate(steps):
+        others = [*steps[:index], *steps[index + 1 :]]
         try:
-            found.append(step.predicted_s(card, _fitted(others, card, source, free)))
+            predictions.append(step.predicted_s(card, _fitted(others, card, source, free)))
         except UserError:
-            found.append(None)
-    return found
+            predictions.append(None)
+    return predictions
 
 
 def _kinds_told(steps: Sequence[TimedStep]) -> tuple[str, ...]:
     """The kinds that only some steps have, independent of the kinds before. Each further kind needs one more step."""
-    found: list[str] = []
+    kinds: list[str] = []
     columns = [[1.0] * len(steps)]
     for name, count in KINDS.items():
         column = [float(count(step.work)) for step in steps]
-        length = fsum(each * each for each in column) ** 0.5
-        if not length or len(steps) < LEAST_ROWS + len(found) + 1:
+        length = fsum(value * value for value in column) ** 0.5
+        if not length or len(steps) < LEAST_ROWS + len(kinds) + 1:
             continue
-        scaled = [each / length for each in column]
-        if reduced([[each / len(steps) ** 0.5 for each in columns[0]], *columns[1:]], scaled).rest > _DEPENDENT:
-            found.append(name)
+        scaled = [value / length for value in column]
+        if reduced([[value / len(steps) ** 0.5 for value in columns[0]], *columns[1:]], scaled).rest > _DEPENDENT:
+            kinds.append(name)
             columns.append(scaled)
-    return tuple(found)
+    return tuple(kinds)
 
 
 def _fitted(steps: Sequence[TimedStep], card: Gpu, source: str, free: FittedConstants) -> CardCalibration:
@@ -136,7 +136,7 @@ def _fitted(steps: Sequence[TimedStep], card: Gpu, source: str, free: FittedCons
     best = timed.best(free)
     timed.check_told(best, free, source)
     shares = {bound: min(1.0, 1 / inverse) for bound, inverse in best.inverse.items()}
-    kept = "".join(f"; {SHARES[bound][0]} is the datasheet's" for bound in SHARES if bound not in free.shares)
+    default_note = "".join(f"; {SHARES[bound][0]} is the datasheet's" for bound in SHARES if bound not in free.shares)
     return CardCalibration(
         gpu=card.name,
         matmul_efficiency=shares["arithmetic"],
@@ -146,7 +146,7 @@ def _fitted(steps: Sequence[TimedStep], card: Gpu, source: str, free: FittedCons
         **best.kinds,
         fitted_on=(f"{len(steps)} steps of {source}",),
         note="constants fitted to measured steps: matmul = attention share of peak, share of bandwidth, and the overhead of a step"
-        + kept,
+        + default_note,
     )
 
 
@@ -200,42 +200,42 @@ class _Timed(NamedTuple):
         cases = self._cases(free)
         ones, kinds = np.ones(len(self.works)), [self._of_kind(name) for name in free.kinds]
         best: tuple[float, int, _Constants] | None = None
-        for least, place in sorted(zip(self._least(cases, [ones, *kinds]), range(len(cases)), strict=True)):
-            if best is not None and least > best[0] + _ROUNDING:
+        for least_loss, index in sorted(zip(self._least(cases, [ones, *kinds]), range(len(cases)), strict=True)):
+            if best is not None and least_loss > best[0] + _ROUNDING:
                 break
-            case = cases[place]
+            case = cases[index]
             features = np.stack([*case.columns, ones, *kinds], axis=1)
-            found = nonnegative_fit(features, self.seconds, known=case.known).tolist()
+            solution = nonnegative_fit(features, self.seconds, known=case.known).tolist()
             num = len(case.columns)
             constants = _Constants(
-                case.inverse(found[:num]), found[num], dict(zip(free.kinds, found[num + 1 :], strict=True))
+                case.inverse(solution[:num]), solution[num], dict(zip(free.kinds, solution[num + 1 :], strict=True))
             )
-            here = self._loss(constants), place, constants
-            best = here if best is None else min(best, here, key=lambda each: each[:2])
+            candidate = self._loss(constants), index, constants
+            best = candidate if best is None else min(best, candidate, key=lambda each: each[:2])
         assert best is not None
         return best[2]
 
     def _least(self, cases: Sequence[_Case], others: Sequence[Floats]) -> list[float]:
         """A lower bound of the squares that each case leaves, by orthogonal columns. A library's last digits decide nothing here."""
-        found = [0.0] * len(cases)
+        losses = [0.0] * len(cases)
         for num in {len(case.columns) for case in cases}:
-            places = [place for place, case in enumerate(cases) if len(case.columns) == num]
-            features = np.stack([np.stack([*cases[place].columns, *others], axis=1) for place in places])
-            known = np.stack([cases[place].known for place in places])
-            target = 1 - known / self.seconds
+            indices = [index for index, case in enumerate(cases) if len(case.columns) == num]
+            features = np.stack([np.stack([*cases[index].columns, *others], axis=1) for index in indices])
+            offsets = np.stack([cases[index].known for index in indices])
+            target = 1 - offsets / self.seconds
             unit = np.linalg.qr(features / self.seconds[:, None]).Q
             along = np.einsum("cnk,cn->ck", unit, target)
-            for place, left in zip(places, ((target**2).sum(axis=1) - (along**2).sum(axis=1)).tolist(), strict=True):
-                found[place] = left
-        return found
+            for index, loss in zip(indices, ((target**2).sum(axis=1) - (along**2).sum(axis=1)).tolist(), strict=True):
+                losses[index] = loss
+        return losses
 
     def check_possible(self, card: Gpu, source: str) -> None:
         """Raises UserError for steps that take less time than their arithmetic, or their traffic, at the peak."""
-        for what, floors in (("matrix peak", self.arithmetic), ("memory bandwidth", self.traffic)):
+        for peak, floors in (("matrix peak", self.arithmetic), ("memory bandwidth", self.traffic)):
             times = float((_summed(floors) / self.seconds).max())
             require(
                 times <= 1 + _ROUNDING,
-                f"{source} has steps that take {times:.4g} times the {what} of {card.name}: check the card's datasheet and the steps",
+                f"{source} has steps that take {times:.4g} times the {peak} of {card.name}: check the card's datasheet and the steps",
             )
 
     def told(self, found: _Constants) -> tuple[str, ...]:
@@ -244,12 +244,12 @@ class _Timed(NamedTuple):
         return tuple(bound for bound in SHARES if found.inverse[bound] > 0 and columns[bound].any())
 
     def check_told(self, found: _Constants, free: FittedConstants, source: str) -> None:
-        told, columns = self.told(found), self._columns(_ratio(found))
+        bounds, columns = self.told(found), self._columns(_ratio(found))
         for bound in free.shares:
-            what, fix = SHARES[bound]
+            share, fix = SHARES[bound]
             require(
-                bound in told,
-                f"none of the steps of {source} is bound by {bound}, so that they do not tell the share of {what}: time one of {fix}",
+                bound in bounds,
+                f"none of the steps of {source} is bound by {bound}, so that they do not tell the share of {share}: time one of {fix}",
             )
         relative = [columns[bound] / self.seconds for bound in free.shares] + [1 / self.seconds]
         scaled = [(column / fsum((column * column).tolist()) ** 0.5).tolist() for column in relative]
@@ -259,21 +259,21 @@ class _Timed(NamedTuple):
         )
 
     def _cases(self, free: FittedConstants) -> list[_Case]:
-        has, none = self.arithmetic > 0, np.zeros(len(self.works))
-        turns = sorted(set((self.traffic[has] / self.arithmetic[has]).tolist()))
+        computes, zero = self.arithmetic > 0, np.zeros(len(self.works))
+        ratios = sorted(set((self.traffic[computes] / self.arithmetic[computes]).tolist()))
         cases = []
-        for ratio in [turns[0] / 2, *((low * high) ** 0.5 for low, high in pairwise(turns)), turns[-1] * 2]:
+        for ratio in [ratios[0] / 2, *((low * high) ** 0.5 for low, high in pairwise(ratios)), ratios[-1] * 2]:
             columns = self._columns(ratio)
-            known = sum((columns[bound] for bound in SHARES if bound not in free.shares), none)
-            cases.append(_Case([columns[bound] for bound in free.shares], known, partial(_in_order, free.shares)))
-        for ratio in turns:
-            alone = _summed(np.maximum(ratio * self.arithmetic, self.traffic))
+            offset = sum((columns[bound] for bound in SHARES if bound not in free.shares), zero)
+            cases.append(_Case([columns[bound] for bound in free.shares], offset, partial(_in_order, free.shares)))
+        for ratio in ratios:
+            column = _summed(np.maximum(ratio * self.arithmetic, self.traffic))
             if len(free.shares) == len(SHARES):
-                cases.append(_Case([alone], none, partial(_both, ratio)))
+                cases.append(_Case([column], zero, partial(_both, ratio)))
             else:
                 # If one share is 1, the ratio gives the other.
-                by = 1.0 if free.shares == ("arithmetic",) else 1 / ratio
-                cases.append(_Case([], by * alone, partial(_fixed, _both(ratio, [by]))))
+                scale = 1.0 if free.shares == ("arithmetic",) else 1 / ratio
+                cases.append(_Case([], scale * column, partial(_fixed, _both(ratio, [scale]))))
         return cases
 
     def _of_kind(self, name: str) -> Floats:
@@ -288,9 +288,9 @@ class _Timed(NamedTuple):
         }
 
     def _loss(self, found: _Constants) -> float:
-        parts = np.maximum(found.inverse["arithmetic"] * self.arithmetic, found.inverse["memory"] * self.traffic)
-        besides = sum(seconds * self._of_kind(name) for name, seconds in found.kinds.items())
-        errors = (_summed(parts) + found.overhead_s + besides) / self.seconds - 1
+        part_s = np.maximum(found.inverse["arithmetic"] * self.arithmetic, found.inverse["memory"] * self.traffic)
+        kinds_s = sum(seconds * self._of_kind(name) for name, seconds in found.kinds.items())
+        errors = (_summed(part_s) + found.overhead_s + kinds_s) / self.seconds - 1
         return fsum((errors * errors).tolist())
 
 

@@ -84,30 +84,30 @@ class Tables:
 
     def of(self, framework: str, kernel: Kernel) -> Curves:
         """All curves of a kernel. Raises UserError if there are none."""
-        found = self.curves.get((framework, kernel))
+        curves = self.curves.get((framework, kernel))
         require(
-            bool(found), f"kernels={framework!r} has no {kernel} table of {self.card}: use one of {self._with(kernel)}"
+            bool(curves), f"kernels={framework!r} has no {kernel} table of {self.card}: use one of {self._with(kernel)}"
         )
-        assert found is not None
-        return found
+        assert curves is not None
+        return curves
 
     def curve(self, framework: str, kernel: Kernel, key: tuple[int, ...]) -> Curve:
         curves = self.of(framework, kernel)
         if key not in curves:
-            said = ", ".join(f"{name}={value}" for name, value in zip(KEYS[kernel], key, strict=True))
-            raise UserError(f"kernels={framework!r} has no {kernel} of {said} in its table of {self.card}: {self.fix}")
+            text = ", ".join(f"{name}={value}" for name, value in zip(KEYS[kernel], key, strict=True))
+            raise UserError(f"kernels={framework!r} has no {kernel} of {text} in its table of {self.card}: {self.fix}")
         return curves[key]
 
     def attention(self, framework: str, kernel: Kernel, shape: ModelShape) -> Mapping[float, Curve]:
         """The attention curves of a model's heads, by batch."""
         heads, kv_heads = heads_of(shape)
-        found = self._attention(self.of(framework, kernel), kernel, shape)
+        curves = self._attention(self.of(framework, kernel), kernel, shape)
         require(
-            bool(found),
+            bool(curves),
             f"kernels={framework!r} has no {kernel} of {heads} heads and {kv_heads} K/V heads in its table of "
             f"{self.card}: use cost=roofline",
         )
-        return found
+        return curves
 
     def _attention(self, curves: Curves, kernel: Kernel, shape: ModelShape) -> Mapping[float, Curve]:
         keys = [key for key in curves if key[:2] == heads_of(shape)]
@@ -173,8 +173,8 @@ def encoded(about: Mapping[str, Any], curves: Mapping[tuple[str, Kernel], Curves
         sizes = sorted({size for points, _ in group.values() for size in points})
         lines.append(",".join(["sizes", framework, kernel, *(f"{size:.0f}" for size in sizes)]))
         for key, (points, times) in sorted(group.items()):
-            known = {size: f"{1e6 * seconds:.4g}" for size, seconds in zip(points, times, strict=True)}
-            lines.append(",".join([framework, kernel, *map(str, key), *(known.get(size, "") for size in sizes)]))
+            cells = {size: f"{1e6 * seconds:.4g}" for size, seconds in zip(points, times, strict=True)}
+            lines.append(",".join([framework, kernel, *map(str, key), *(cells.get(size, "") for size in sizes)]))
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -209,7 +209,7 @@ def load_folder(card: str, folder: Path) -> Tables:
     files = sorted(path for path in folder.glob("*") if path.name.endswith((".csv", ".csv.gz")))
     require(bool(files), f"kernels={str(folder)!r} has no .csv or .csv.gz: give a folder of kernel tables")
     about: dict[str, Any] = {}
-    found: dict[tuple[str, Kernel], dict[tuple[int, ...], Curve]] = {}
+    by_group: dict[tuple[str, Kernel], dict[tuple[int, ...], Curve]] = {}
     contents = []
     for path in files:
         content = read_bytes("kernels", path)
@@ -218,7 +218,7 @@ def load_folder(card: str, folder: Path) -> Tables:
             head, *lines = content.decode().splitlines()
             about = json.loads(head) | about
             for group, curves in _curves(filter(None, lines)).items():
-                found.setdefault(group, {}).update(curves)
+                by_group.setdefault(group, {}).update(curves)
         except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
             raise UserError(
                 f"kernels={str(path)!r} cannot be read as a kernel table ({type(error).__name__}: {error}): write it as "
@@ -227,13 +227,13 @@ def load_folder(card: str, folder: Path) -> Tables:
         contents.append(content)
     for name in ABOUT:
         require(name in about, f"kernels={str(folder)!r} does not say its {name}: add it to a file's first line")
-    for framework in dict.fromkeys(framework for framework, _ in found):
+    for framework in dict.fromkeys(framework for framework, _ in by_group):
         for kernel in EVERY_MODEL:
             require(
-                (framework, kernel) in found,
+                (framework, kernel) in by_group,
                 f"kernels={str(folder)!r} has no {kernel} table of {framework}: add one, or leave kernels out",
             )
-    return Tables(card=card, about=about, digest=digest_of(b"".join(contents)), curves=found)
+    return Tables(card=card, about=about, digest=digest_of(b"".join(contents)), curves=by_group)
 
 
 def cards(folder: Path = FOLDER) -> list[str]:
@@ -252,14 +252,14 @@ class _Unread(Mapping[tuple[int, ...], Curve]):
 
     @cached_property
     def _lines(self) -> dict[tuple[int, ...], tuple[Sequence[float], str]]:
-        cells = [(sizes, text.split(",", self._num_keys)) for sizes, text in self.texts]
-        return {tuple(map(int, each[: self._num_keys])): (sizes, each[self._num_keys]) for sizes, each in cells}
+        rows = [(sizes, text.split(",", self._num_keys)) for sizes, text in self.texts]
+        return {tuple(map(int, cells[: self._num_keys])): (sizes, cells[self._num_keys]) for sizes, cells in rows}
 
     def __getitem__(self, key: tuple[int, ...]) -> Curve:
         if key not in self._read:
             sizes, times = self._lines[key]
-            known = [(size, 1e-6 * float(time)) for size, time in zip(sizes, times.split(","), strict=True) if time]
-            points, seconds = zip(*known, strict=True)
+            pairs = [(size, 1e-6 * float(time)) for size, time in zip(sizes, times.split(","), strict=True) if time]
+            points, seconds = zip(*pairs, strict=True)
             self._read[key] = points, seconds
         return self._read[key]
 
@@ -275,16 +275,16 @@ class _Unread(Mapping[tuple[int, ...], Curve]):
 
 def _curves(lines: Iterable[str]) -> Mapping[tuple[str, Kernel], Curves]:
     sizes: Sequence[float] = ()
-    found: dict[tuple[str, Kernel], _Unread] = {}
+    by_kernel: dict[tuple[str, Kernel], _Unread] = {}
     for line in lines:
-        first, kernel, rest = line.split(",", 2)
-        if first == "sizes":
+        framework, kernel, rest = line.split(",", 2)
+        if framework == "sizes":
             sizes = [float(cell) for cell in rest.split(",")[1:]]
             continue
-        if (first, kernel) not in found:
-            found[first, kernel] = _Unread(len(KEYS[kernel]))
-        found[first, kernel].texts.append((sizes, rest))
-    return found
+        if (framework, kernel) not in by_kernel:
+            by_kernel[framework, kernel] = _Unread(len(KEYS[kernel]))
+        by_kernel[framework, kernel].texts.append((sizes, rest))
+    return by_kernel
 
 
 class MatrixProduct(NamedTuple):
@@ -409,17 +409,17 @@ def composed_degrees(shape: ModelShape, card: Gpu, framework: str, degrees: tupl
     """The degrees at which a package lists the model's kernels, or all for a model with its own table. Raises UserError if none."""
     if isinstance(card, Card) or _folder(shape) != LISTED_FOLDER:
         return degrees
-    found: list[int] = []
-    refused: list[UserError] = []
+    listed: list[int] = []
+    errors: list[UserError] = []
     for degree in degrees:
         try:
             kernels_of(shape.on_rank(degree), card, framework, degree).check(("prompt", "decode"))
-            found.append(degree)
+            listed.append(degree)
         except UserError as error:
-            refused.append(error)
-    if not found:
-        raise refused[0]
-    return tuple(found)
+            errors.append(error)
+    if not listed:
+        raise errors[0]
+    return tuple(listed)
 
 
 def tables_of(card: str | Gpu, shape: ModelShape | None = None) -> Tables:
@@ -441,9 +441,9 @@ def tables_of(card: str | Gpu, shape: ModelShape | None = None) -> Tables:
 
 @lru_cache(maxsize=16)
 def _with_fp8(card: str) -> Tables:
-    listed, fp8 = load_tables(card, LISTED_FOLDER), load_tables(card, FP8_FOLDER)
-    digest = digest_of(f"{listed.digest} {fp8.digest}".encode())
-    return ListedTables(card=card, about=listed.about, digest=digest, curves={**listed.curves, **fp8.curves})
+    bf16, fp8 = load_tables(card, LISTED_FOLDER), load_tables(card, FP8_FOLDER)
+    digest = digest_of(f"{bf16.digest} {fp8.digest}".encode())
+    return ListedTables(card=card, about=bf16.about, digest=digest, curves={**bf16.curves, **fp8.curves})
 
 
 class Kernels:
@@ -525,11 +525,11 @@ class Kernels:
             exchanged = _Line(*self.tables.curve(self.framework, "all-reduce", (degree,)))
             parts.extend([lambda rows: exchanged.at(rows * shape.d_model)] * 2)
             sizes |= {max(1.0, size / shape.d_model) for size in exchanged.sizes}
-        last = min(curve.sizes[-1] for curve in curves)
-        ordered = sorted(size for size in sizes if size <= last)
+        max_rows = min(curve.sizes[-1] for curve in curves)
+        rows = sorted(size for size in sizes if size <= max_rows)
         kernels, row_bytes = self._elementwise(has_experts=has_experts)
-        times = [sum(part(x) for part in parts) + self.elementwise_s(x * row_bytes, kernels) for x in ordered]
-        return _Line(ordered, times)
+        times = [sum(part(size) for part in parts) + self.elementwise_s(size * row_bytes, kernels) for size in rows]
+        return _Line(rows, times)
 
     def _elementwise(self, *, has_experts: bool) -> tuple[int, int]:
         """How many kernels of a layer are no products, and how many bytes they read and write for each row."""
@@ -551,8 +551,8 @@ class Kernels:
         self, kernel: Kernel, key: tuple[int, ...], work: Callable[[float], tuple[float, float]]
     ) -> "_Line":
         sizes, times = self.tables.curve(self.framework, kernel, key)
-        moved = self._moved(work)
-        return _Line(sizes, [moved(m, t) for m, t in zip(sizes, times, strict=True)])
+        converted = self._moved(work)
+        return _Line(sizes, [converted(m, t) for m, t in zip(sizes, times, strict=True)])
 
     def _precision_of(self, product: MatrixProduct) -> Precision:
         """The precision of a product. Routers stay bf16, and with dynamic scales a mixture's attention too (recipes of llm-compressor)."""
@@ -566,13 +566,13 @@ class Kernels:
         self, kernel: Kernel, key: tuple[int, ...], work: Callable[[float], tuple[float, float]], precision: Precision
     ) -> "_Line":
         """A curve in ``precision``. FP8 counts as no slower than bfloat16: the FP8 tables have a floor, the time of a launch."""
-        plain = self._moved_curve(kernel, key, work)
+        bf16 = self._moved_curve(kernel, key, work)
         if precision == "bf16":
-            return plain
-        own = self._moved_curve(f"{kernel}-{precision}", key, work)
-        times = [min(time, plain.at(size)) for size, time in zip(own.sizes, own.times, strict=True)]
-        self._is_capped |= times != own.times
-        return _Line(own.sizes, times)
+            return bf16
+        curve = self._moved_curve(f"{kernel}-{precision}", key, work)
+        times = [min(time, bf16.at(size)) for size, time in zip(curve.sizes, curve.times, strict=True)]
+        self._is_capped |= times != curve.times
+        return _Line(curve.sizes, times)
 
     def _product_curve(self, outputs: int, inputs: int, precision: Precision = "bf16") -> "_Line":
         def work(m: float) -> tuple[float, float]:
@@ -598,18 +598,18 @@ class Kernels:
 
         def moved(size: float, time: float) -> float:
             flops, num_bytes = work(size)
-            least = max(flops / here.peak_flops, num_bytes / here.bandwidth)
-            return time * least / max(flops / there.peak_flops, num_bytes / there.bandwidth)
+            least_s = max(flops / here.peak_flops, num_bytes / here.bandwidth)
+            return time * least_s / max(flops / there.peak_flops, num_bytes / there.bandwidth)
 
         return moved
 
     def _estimated_share(self, rows: float, logit_rows: float) -> float:
         shape, dense = self.shape, self.shape.dense_layers or 0
-        passed = [(product, shape.n_layers - dense, rows) for product in layer_products(shape)]
-        passed += [(product, dense, rows) for product in dense_layer_products(shape)]
-        passed.append((head_product(shape), 1, logit_rows))
+        products = [(product, shape.n_layers - dense, rows) for product in layer_products(shape)]
+        products += [(product, dense, rows) for product in dense_layer_products(shape)]
+        products.append((head_product(shape), 1, logit_rows))
         estimated_s = total_s = 0.0
-        for product, times, num in passed:
+        for product, times, num in products:
             precision = "bf16" if product == head_product(shape) else self._precision_of(product)
             product_s = times * self._product_curve(*product, precision).at(num)
             total_s += product_s
@@ -622,19 +622,19 @@ class Kernels:
 
     def extrapolations(self, pairs: float, context: int) -> list[str]:
         """The parts of a run's attention that no table has, if a prompt has ``pairs`` of query and key, and a decode ``context`` tokens."""
-        found = []
+        notes = []
         longest = max(curve[0][-1] for curve in self._attention_rows("prompt").values())
         if pairs > _causal(longest):
-            found.append(f"prompts with more pairs than one of {longest:,.0f} tokens")
+            notes.append(f"prompts with more pairs than one of {longest:,.0f} tokens")
         if context > DECODED[1]:
-            found.append(f"decodes over more than {DECODED[1]:,} tokens")
+            notes.append(f"decodes over more than {DECODED[1]:,} tokens")
         if context and self.tables.has_fewer_kv_heads(self.framework, self.shape):
-            found.append(f"decodes of {self.shape.n_kv_heads} K/V heads on a card, as of several sequences with fewer")
+            notes.append(f"decodes of {self.shape.n_kv_heads} K/V heads on a card, as of several sequences with fewer")
         if self.shape.canvas is not None:
-            found.append(f"attention of heads wider than {_TABLED_WIDTH}, as of more heads of that width")
+            notes.append(f"attention of heads wider than {_TABLED_WIDTH}, as of more heads of that width")
         if self._is_capped:
-            found.append(f"{self.shape.precision} where the tables have it slower than bf16, as that")
-        return found
+            notes.append(f"{self.shape.precision} where the tables have it slower than bf16, as that")
+        return notes
 
     def _prompts_s(self, batch: int) -> "PowerLaws":
         heads, kv_heads = heads_of(self.shape)
@@ -644,27 +644,27 @@ class Kernels:
             moved_bytes = 2 * tokens * (heads + kv_heads) * dim * size_bytes
             return 4 * heads * dim * _causal(tokens), moved_bytes
 
-        moved = self._moved(work)
-        each = self.shape.n_layers / batch
+        converted = self._moved(work)
+        scale = self.shape.n_layers / batch
         if self.shape.canvas is not None:  # heads are wider than a table's
-            each = self.shape.attention_flops_per_pair / (4 * heads * _TABLED_WIDTH) / batch
+            scale = self.shape.attention_flops_per_pair / (4 * heads * _TABLED_WIDTH) / batch
         times = _at_batch(self._attention_rows("prompt"), batch)
         return PowerLaws(
-            [_causal(length) for length in times], [each * moved(length, t) for length, t in times.items()]
+            [_causal(length) for length in times], [scale * converted(length, t) for length, t in times.items()]
         )
 
     def _fitted_line(self, batch: int) -> DecodeLine:
         heads, kv_heads = heads_of(self.shape)
         dim, size_bytes = self.shape.head_dim, self.shape.dtype_bytes
-        moved = self._moved(
+        converted = self._moved(
             lambda context: (4 * heads * dim * batch * context, 2 * batch * context * kv_heads * dim * size_bytes)
         )
-        times = {c: moved(c, t) for c, t in _at_batch(self._attention_rows("decode"), batch).items()}
-        least, layers = min(times.values()), self.shape.n_layers
+        times = {c: converted(c, t) for c, t in _at_batch(self._attention_rows("decode"), batch).items()}
+        least_s, layers = min(times.values()), self.shape.n_layers
         low, high = DECODED
         points = [(batch * c, t) for c, t in times.items() if low <= c <= high]
         base, slope = _least_relative_squares(points)
-        return DecodeLine(layers * base, layers * slope, layers * least)
+        return DecodeLine(layers * base, layers * slope, layers * least_s)
 
 
 def _causal(tokens: float) -> float:
@@ -674,20 +674,20 @@ def _causal(tokens: float) -> float:
 def _at_batch(rows: Mapping[float, Curve], batch: int) -> dict[float, float]:
     """Seconds by length at a batch: by a power law between measured batches, and in proportion beyond the largest one measured."""
     batches = sorted(rows)
-    known = {each: dict(zip(*rows[each], strict=True)) for each in batches}
-    found: dict[float, float] = {}
-    for length in sorted({length for row in known.values() for length in row}):
-        having = [each for each in batches if length in known[each]]
-        place = bisect_left(having, batch)
-        if place == len(having):
-            found[length] = known[having[-1]][length] * batch / having[-1]
-        elif having[place] == batch or place == 0:
-            found[length] = known[having[place]][length]
+    by_batch = {size: dict(zip(*rows[size], strict=True)) for size in batches}
+    seconds: dict[float, float] = {}
+    for length in sorted({length for row in by_batch.values() for length in row}):
+        measured = [size for size in batches if length in by_batch[size]]
+        index = bisect_left(measured, batch)
+        if index == len(measured):
+            seconds[length] = by_batch[measured[-1]][length] * batch / measured[-1]
+        elif measured[index] == batch or index == 0:
+            seconds[length] = by_batch[measured[index]][length]
         else:
-            low, high = having[place - 1], having[place]
+            low, high = measured[index - 1], measured[index]
             share = math.log(batch / low) / math.log(high / low)
-            found[length] = known[low][length] ** (1 - share) * known[high][length] ** share
-    return found
+            seconds[length] = by_batch[low][length] ** (1 - share) * by_batch[high][length] ** share
+    return seconds
 
 
 def _least_relative_squares(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -713,14 +713,14 @@ class _Line:
 
     def at(self, size: float) -> float:
         sizes, times = self.sizes, self.times
-        place = bisect_left(sizes, size)
-        if place == len(sizes):
+        index = bisect_left(sizes, size)
+        if index == len(sizes):
             return times[-1] * size / sizes[-1]
-        high = times[place]
-        if sizes[place] == size or not place:
+        high = times[index]
+        if sizes[index] == size or not index:
             return high
-        low = times[place - 1]
-        return low + (high - low) * (size - sizes[place - 1]) / (sizes[place] - sizes[place - 1])
+        low = times[index - 1]
+        return low + (high - low) * (size - sizes[index - 1]) / (sizes[index] - sizes[index - 1])
 
 
 class PowerLaws:
@@ -735,12 +735,12 @@ class PowerLaws:
 
     def at(self, size: float) -> float:
         sizes, times = self.sizes, self.times
-        place = bisect_left(sizes, size)
-        if place == len(sizes):
+        index = bisect_left(sizes, size)
+        if index == len(sizes):
             return times[-1] * size / sizes[-1]
-        if not place:
+        if not index:
             return times[0]
-        return times[place - 1] * (size / sizes[place - 1]) ** self.powers[place]
+        return times[index - 1] * (size / sizes[index - 1]) ** self.powers[index]
 
 
 class Composed(StepPrice):
@@ -791,8 +791,8 @@ class Composed(StepPrice):
     def _mean_attention_s(self, work: StepWork) -> float:
         shape = self.shape
         pairs = work.attention_pairs + work.extra_attention_flops / shape.attention_flops_per_pair
-        moved = shape.kv_bytes_per_token * (work.kv_read_rows + work.kv_written_rows) + work.extra_cache_bytes
-        moved_s = moved / self._moved
+        num_bytes = shape.kv_bytes_per_token * (work.kv_read_rows + work.kv_written_rows) + work.extra_cache_bytes
+        moved_s = num_bytes / self._moved
         if not pairs:
             return moved_s
         batch = max(1, work.num_sequences)

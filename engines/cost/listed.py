@@ -26,14 +26,14 @@ def product_curve(product: tuple[int, ...], listed: Curves, card: Gpu) -> Curve:
     weighed by inverse squared distance."""
     if product in listed:
         return listed[product]
-    distances = {each: math.dist(map(math.log2, each), map(math.log2, product)) for each in listed}
+    distances = {other: math.dist(map(math.log2, other), map(math.log2, product)) for other in listed}
     nearest = sorted(listed, key=lambda each: (distances[each], each))[:NEAREST]
-    weights = [distances[each] ** -2 for each in nearest]
+    weights = [distances[other] ** -2 for other in nearest]
     rows = listed[nearest[0]][0]
     shares = [0.0] * len(rows)
-    for weight, each in zip(weights, nearest, strict=True):
-        for place, (size, time) in enumerate(zip(*listed[each], strict=True)):
-            shares[place] += weight * _least_s(each, size, card) / time
+    for weight, other in zip(weights, nearest, strict=True):
+        for index, (size, time) in enumerate(zip(*listed[other], strict=True)):
+            shares[index] += weight * _least_s(other, size, card) / time
     total = sum(weights)
     times = [_least_s(product, size, card) / (share / total) for size, share in zip(rows, shares, strict=True)]
     return rows, tuple(times)
@@ -48,46 +48,46 @@ def _least_s(product: tuple[int, ...], rows: float, card: Gpu) -> float:
 
 def attention_curves(heads: int, kv_heads: int, listed: Curves, *, is_decode: bool) -> Mapping[float, Curve]:
     """Curves by batch; ``listed`` has keys of heads, K/V heads and batch. Empty if no listed curve tells how long the heads take."""
-    found = between(heads, kv_heads, listed)
-    if found or not is_decode:
-        return found
+    curves = between(heads, kv_heads, listed)
+    if curves or not is_decode:
+        return curves
     for fewer in range(kv_heads - 1, 0, -1):
-        if kv_heads % fewer == 0 and (found := between(heads * fewer // kv_heads, fewer, listed)):
+        if kv_heads % fewer == 0 and (curves := between(heads * fewer // kv_heads, fewer, listed)):
             # Batches between the listed ones are found later.
-            return {batch * fewer / kv_heads: curve for batch, curve in found.items()}
+            return {batch * fewer / kv_heads: curve for batch, curve in curves.items()}
     return {}
 
 
 def between(heads: int, kv_heads: int, listed: Curves, *, by_ratio: bool = True) -> dict[float, Curve]:
     """Curves by batch, as listed or on the line between listed heads."""
-    known = {h: (h, kv) for h, kv, _ in listed if kv == kv_heads}
-    ends = _ends(sorted(known), heads)
-    if not ends and by_ratio:
-        known = {h: (h, kv) for h, kv, _ in listed if h * kv_heads == kv * heads}
-        ends = _ends(sorted(known), heads)
+    keys_of = {h: (h, kv) for h, kv, _ in listed if kv == kv_heads}
+    neighbours = _ends(sorted(keys_of), heads)
+    if not neighbours and by_ratio:
+        keys_of = {h: (h, kv) for h, kv, _ in listed if h * kv_heads == kv * heads}
+        neighbours = _ends(sorted(keys_of), heads)
     batches = sorted({key[2] for key in listed})
-    found: dict[float, Curve] = {}
+    curves_by_batch: dict[float, Curve] = {}
     for batch in batches:
-        curves = [(share, listed[*known[h], batch]) for h, share in ends if (*known[h], batch) in listed]
-        if curves and len(curves) == len(ends) and (curve := _mixed(curves))[0]:
-            found[batch] = curve
-    return found
+        curves = [(share, listed[*keys_of[h], batch]) for h, share in neighbours if (*keys_of[h], batch) in listed]
+        if curves and len(curves) == len(neighbours) and (curve := _mixed(curves))[0]:
+            curves_by_batch[batch] = curve
+    return curves_by_batch
 
 
 def _ends(listed: Sequence[int], value: int) -> list[tuple[int, float]]:
     """The listed values beside ``value``, or ``value`` itself, with the share of each; empty beyond the listed values."""
-    place = bisect_left(listed, value)
-    if place < len(listed) and listed[place] == value:
+    index = bisect_left(listed, value)
+    if index < len(listed) and listed[index] == value:
         return [(value, 1.0)]
-    if not 0 < place < len(listed):
+    if not 0 < index < len(listed):
         return []
-    low, high = listed[place - 1], listed[place]
+    low, high = listed[index - 1], listed[index]
     share = (value - low) / (high - low)
     return [(low, 1 - share), (high, share)]
 
 
 def _mixed(curves: Sequence[tuple[float, Curve]]) -> Curve:
     """The sum of the curves by their shares, at the sizes that all curves have."""
-    known = [(share, dict(zip(*curve, strict=True))) for share, curve in curves]
-    sizes = tuple(size for size in curves[0][1][0] if all(size in times for _, times in known))
-    return sizes, tuple(sum(share * times[size] for share, times in known) for size in sizes)
+    seconds_by_size = [(share, dict(zip(*curve, strict=True))) for share, curve in curves]
+    sizes = tuple(size for size in curves[0][1][0] if all(size in times for _, times in seconds_by_size))
+    return sizes, tuple(sum(share * times[size] for share, times in seconds_by_size) for size in sizes)

@@ -40,16 +40,16 @@ def measured_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
     bandwidth = 2 * num_bytes / _copy_s(num_bytes, device)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what follows may need all of the memory
-    how = (
+    note = (
         f"measured: rates of square {str(dtype).removeprefix('torch.')} matrix products of "
         f"{', '.join(map(str, sizes))} and of a copy of {num_bytes // 2**20} MiB, read and written; "
         f"best of {REPEATS} or more"
     )
     if device.type == "cpu":
-        how += (
+        note += (
             f", threads: {torch.get_num_threads()}; products the faster of torch's and oneDNN's with reordered weights"
         )
-    return Peaks(max(rates), bandwidth, how)
+    return Peaks(max(rates), bandwidth, note)
 
 
 def datasheet_gpu(device: torch.device) -> Gpu | None:
@@ -70,14 +70,14 @@ def _matmul_s(size: int, device: torch.device, dtype: torch.dtype) -> float:
     a, b = (torch.randn((size, size), generator=generator, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
     products: list[Callable[[], object]] = [lambda: torch.mm(a, b, out=out)]
-    own = product_of(b)
-    if own is not None:
-        products.append(lambda: own(a))
-    first = [min(seconds_of(product, device)) for product in products]
+    our_product = product_of(b)
+    if our_product is not None:
+        products.append(lambda: our_product(a))
+    times = [min(seconds_of(product, device)) for product in products]
     # Small products are disturbed easily, so we repeat the faster one for a third of the budget.
-    best = min(first)
-    more = int(min(MOST_REPEATS, BUDGET_S / 3 / best))
-    return min(best, *seconds_of(products[first.index(best)], device, more)) if more else best
+    best = min(times)
+    num_repeats = int(min(MOST_REPEATS, BUDGET_S / 3 / best))
+    return min(best, *seconds_of(products[times.index(best)], device, num_repeats)) if num_repeats else best
 
 
 def _copy_s(num_bytes: int, device: torch.device) -> float:
@@ -92,9 +92,9 @@ def seconds_of(run: Callable[[], object], device: torch.device, repeats: int = R
     if device.type != "cuda":
         seconds = []
         for _ in range(repeats):
-            started = perf_counter()
+            start_s = perf_counter()
             run()
-            seconds.append(perf_counter() - started)
+            seconds.append(perf_counter() - start_s)
         return seconds
     with torch.cuda.device(device):
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]

@@ -74,13 +74,13 @@ def gpu(name: str | Gpu) -> Gpu:
     """Look a GPU up by its name, ignoring case; or another as ``module:NAME`` or an installed package's name. A ``Gpu`` returns itself."""
     if isinstance(name, Gpu):
         return name
-    for known in GPUS:
-        if known.name == name.lower():
-            return known
-    found = load_named("gpu", where_of("gpu", name, [known.name for known in GPUS]))
-    require(isinstance(found, Gpu), f"gpu={name!r} is no engines.cost.roofline.Gpu: name one")
-    own: Gpu = found
-    return own
+    for card in GPUS:
+        if card.name == name.lower():
+            return card
+    named = load_named("gpu", where_of("gpu", name, [card.name for card in GPUS]))
+    require(isinstance(named, Gpu), f"gpu={name!r} is no engines.cost.roofline.Gpu: name one")
+    result: Gpu = named
+    return result
 
 
 _OTHER_CARDS = {"d", "3e", "laptop", "mobile", "mig", "nvl", "pcie"}
@@ -95,8 +95,8 @@ def gpu_of_device(device_name: str) -> Gpu | None:
     names = {*words, *(first + second for first, second in pairwise(words))}
     if names & _OTHER_CARDS:
         return None
-    said = {int(found[1]) * GB for word in words if (found := _SAID_MEMORY.fullmatch(word))}
-    return next((known for known in GPUS if known.name in names and said <= {known.memory_bytes}), None)
+    memories = {int(match[1]) * GB for word in words if (match := _SAID_MEMORY.fullmatch(word))}
+    return next((card for card in GPUS if card.name in names and memories <= {card.memory_bytes}), None)
 
 
 Bound = Literal["compute", "memory"]
@@ -146,8 +146,8 @@ class StepWork(NamedTuple):
 
     def stated(self) -> dict[str, Any]:
         """The fields that are not at their defaults, by name."""
-        usual = self._field_defaults
-        return {name: value for name, value in self._asdict().items() if value != usual[name]}
+        defaults = self._field_defaults
+        return {name: value for name, value in self._asdict().items() if value != defaults[name]}
 
 
 StepParts = tuple[float, float, float]
@@ -223,14 +223,14 @@ class Calibration(Checked):
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Self:
         names = [field.name for field in fields(cls)]
-        needed = [field.name for field in fields(cls) if field.default is MISSING]
-        unknown, missing = sorted(set(raw) - set(names)), [name for name in needed if name not in raw]
+        required = [field.name for field in fields(cls) if field.default is MISSING]
+        unknown, missing = sorted(set(raw) - set(names)), [name for name in required if name not in raw]
         if unknown or missing:
             raise UserError(
                 f"calibration has unknown keys {unknown} and lacks {missing}: give exactly {', '.join(names)}"
             )
         fitted_on = raw["fitted_on"]
-        if not isinstance(fitted_on, (list, tuple)) or not all(isinstance(cell, str) for cell in fitted_on):
+        if not isinstance(fitted_on, (list, tuple)) or not all(isinstance(value, str) for value in fitted_on):
             raise UserError(f"calibration: fitted_on={fitted_on!r} has the wrong type: see a saved calibration")
         return cls(**{**raw, "fitted_on": tuple(fitted_on)})
 
@@ -321,7 +321,7 @@ class StepPrice(ABC):
 
     def floors(self, work: StepWork) -> list[tuple[float, float]]:
         """Seconds of each part's arithmetic, and of its traffic, at the datasheet peaks."""
-        return [(flops / self.gpu.peak_flops, moved / self.gpu.bandwidth) for flops, moved in self.loads(work)]
+        return [(flops / self.gpu.peak_flops, num_bytes / self.gpu.bandwidth) for flops, num_bytes in self.loads(work)]
 
     def lower_bound_s(self, work: StepWork) -> float:
         """max(all FLOP / peak, all bytes / bandwidth) at the datasheet peaks, whatever the calibration.
@@ -331,8 +331,8 @@ class StepPrice(ABC):
         and logits are charged two passes; here they are charged one (written once).
         """
         linear, attention, logits = self.loads(work, logit_passes=1)
-        flops, moved = linear[0] + attention[0] + logits[0], linear[1] + attention[1] + logits[1]
-        return max(flops / self.gpu.peak_flops, moved / self.gpu.bandwidth)
+        flops, num_bytes = linear[0] + attention[0] + logits[0], linear[1] + attention[1] + logits[1]
+        return max(flops / self.gpu.peak_flops, num_bytes / self.gpu.bandwidth)
 
     def loads(self, work: StepWork, logit_passes: int = LOGIT_PASSES) -> tuple[Load, Load, Load]:
         """FLOPs and bytes of the layers' matrices, of attention (except decoded tokens') and of the LM head, without copies of logits."""
