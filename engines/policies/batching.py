@@ -134,8 +134,8 @@ class _Due:
             "order": (task.order, self.order),
             "ready_s": (task.ready_s, self.ready_s),
         }
-        name, (found, due) = next(each for each in parts.items() if each[1][0] != each[1][1])
-        raise RunError(f"a policy has changed prefill {task.task_id}: {name}={found!r}, where {due!r} is due")
+        name, (actual, expected) = next(item for item in parts.items() if item[1][0] != item[1][1])
+        raise RunError(f"a policy has changed prefill {task.task_id}: {name}={actual!r}, where {expected!r} is due")
 
 
 @dataclass(slots=True, eq=False)
@@ -152,9 +152,9 @@ class Owed:
         """Prefill ``missing`` tokens of the task's history again, because they are not there; a negative number spares tokens."""
         task.history -= missing
         task.tokens += missing
-        due = self._open.get(task.task_id)
-        if due is not None:
-            due.left += missing
+        entry = self._open.get(task.task_id)
+        if entry is not None:
+            entry.left += missing
 
     def drop(self, task: PrefillTask) -> None:
         """The task is not wanted any longer."""
@@ -175,38 +175,38 @@ class Owed:
             return f"wants to be asked again at {wake_s!r}, which is no time"
         if not isinstance(shares, (list, tuple)):
             return f"plans {shares!r:.80}, which are no shares of prefills"
-        seen = set()
+        task_ids = set()
         for share in shares:
             if not isinstance(share, Share) or not isinstance(share.task, PrefillTask):
                 return f"plans {share!r:.80}, which is no share of a prefill"
             task, tokens = share
-            due = self._open.get(task.task_id)
-            if due is None or due.task is not task:
+            entry = self._open.get(task.task_id)
+            if entry is None or entry.task is not task:
                 return f"runs prefill {task.task_id}, which has ended or was never asked for"
-            if not isinstance(tokens, int) or not 1 <= tokens <= due.left:
-                return f"runs {tokens!r} tokens of prefill {task.task_id}, which has {due.left} left"
-            if task.task_id in seen:
+            if not isinstance(tokens, int) or not 1 <= tokens <= entry.left:
+                return f"runs {tokens!r} tokens of prefill {task.task_id}, which has {entry.left} left"
+            if task.task_id in task_ids:
                 return f"runs prefill {task.task_id} twice in one step"
-            seen.add(task.task_id)
+            task_ids.add(task.task_id)
         return None
 
     def run(self, shares: Sequence[Share], worker_id: int) -> None:
         """The worker computes these shares now."""
         self._num_wakes = 0
         for task, tokens in shares:
-            due = self._open.get(task.task_id)
-            if due is None or due.worker not in (None, worker_id):
+            entry = self._open.get(task.task_id)
+            if entry is None or entry.worker not in (None, worker_id):
                 raise RunError(f"prefill {task.task_id} runs on worker {worker_id} and on another")
-            due.check()
-            due.left -= tokens
-            due.worker = worker_id
+            entry.check()
+            entry.left -= tokens
+            entry.worker = worker_id
 
     def ended(self, task: PrefillTask) -> None:
         """The step of the task's last token is over."""
-        due = self._open.pop(task.task_id, None)
-        if due is None:
+        entry = self._open.pop(task.task_id, None)
+        if entry is None:
             raise RunError(f"prefill {task.task_id} ends twice, or was never asked for")
-        due.check()
+        entry.check()
 
     def woken(self) -> None:
         self._num_wakes += 1
@@ -223,8 +223,8 @@ def checked_decision(decision: object, router: object, home: int, prefills: Coll
     elif decision.is_local and decision.worker_id != home:
         fault = f"sends a prefill to worker {decision.worker_id} as local, its session lives on {home}"
     elif not decision.is_local and decision.worker_id not in prefills:
-        known = ", ".join(map(str, prefills)) or "none"
-        fault = f"sends a prefill to worker {decision.worker_id}, prefill workers are {known}"
+        ids = ", ".join(map(str, prefills)) or "none"
+        fault = f"sends a prefill to worker {decision.worker_id}, prefill workers are {ids}"
     else:
         return decision
     raise RunError(f"router {type(router).__name__} {fault}")
@@ -251,20 +251,20 @@ def kept(works_s: Sequence[float], limits_s: Sequence[float]) -> list[bool]:
     """Return which jobs, in rising order of their limits, are kept: as many as possible. The work of each and of those kept before it
     is within its limit, up to rounding. O(n log n)."""
     done_s, longest = 0.0, list[tuple[float, int]]()
-    found = [True] * len(works_s)
+    is_kept = [True] * len(works_s)
     for index, (work_s, limit_s) in enumerate(zip(works_s, limits_s, strict=True)):
         latest_s = limit_s + _ROUNDING_S
         if work_s > latest_s and not longest:
-            found[index] = False
+            is_kept[index] = False
             continue
         done_s += work_s
         # Of equally long jobs, the one that came last goes.
         heapq.heappush(longest, (-work_s, -index))
         if done_s > latest_s:
-            negative_s, which = heapq.heappop(longest)
+            negative_s, negative_index = heapq.heappop(longest)
             done_s += negative_s
-            found[-which] = False
-    return found
+            is_kept[-negative_index] = False
+    return is_kept
 
 
 class Split(NamedTuple):
@@ -328,9 +328,9 @@ class OnTimeQueue(OpenQueue):
 
     def peek(self, now: float) -> PrefillTask:
         """The next task. We do not choose again for the same ``now`` and waiting tasks."""
-        waiting = list(self)
-        if self._peeked is None or self._peeked[:2] != (now, waiting):
-            self._peeked = now, waiting, *self._next(now)
+        tasks = list(self)
+        if self._peeked is None or self._peeked[:2] != (now, tasks):
+            self._peeked = now, tasks, *self._next(now)
         return self._peeked[2]
 
     def take(self, now: float) -> PrefillTask:
@@ -347,17 +347,17 @@ class OnTimeQueue(OpenQueue):
         """Return the next task, and the work that is owed once it is taken."""
         tasks = sorted(self, key=by_arrival)
         split, share = self._split(tasks, now, 1.0), self.late.share
-        owes = split.owes(self.late, self.ttft_s, self._first_come_s, now)
-        if owes and share < 1:
+        is_owed = split.owes(self.late, self.ttft_s, self._first_come_s, now)
+        if is_owed and share < 1:
             # Which tasks are on time when the share is paid.
             split = self._split(tasks, now, 1 - share)
-        if owes and self._owed_s >= 0:
+        if is_owed and self._owed_s >= 0:
             return tasks[0], self._owed_s - (1 - share) * tasks[0].estimate_s
         if not split.kept:
             return split.given_up[0], self._owed_s
         task = split.kept[0]
         owed_s = self._owed_s + share * task.estimate_s
-        return task, owed_s if owes else min(owed_s, 0.0)
+        return task, owed_s if is_owed else min(owed_s, 0.0)
 
     def _split(self, tasks: Sequence[PrefillTask], now: float, rate: float) -> Split:
         limits_s = [rate * (task.ready_s + self.ttft_s - now) for task in tasks]

@@ -33,11 +33,11 @@ class Kind:
 
     @property
     def needed(self) -> str:
-        what = f"an object with {self.method}({', '.join(self.arguments)})"
+        required = f"an object with {self.method}({', '.join(self.arguments)})"
         if self.of is not object:
-            what = f"an engines.policies.views.{self.of.__name__}"
-        offered = " and ".join(filter(None, (", ".join(self.offered[:-1]), *self.offered[-1:])))
-        return f"name a class, or a function, that called {f'with {offered} ' if offered else ''}gives {what}"
+            required = f"an engines.policies.views.{self.of.__name__}"
+        arguments = " and ".join(filter(None, (", ".join(self.offered[:-1]), *self.offered[-1:])))
+        return f"name a class, or a function, that called {f'with {arguments} ' if arguments else ''}gives {required}"
 
 
 ROUTER = Kind(
@@ -83,25 +83,25 @@ class Plugin:
 
     def checked(self, **offered: Any) -> Any:
         """Make a policy to look at. Raises UserError if it is not of its kind."""
-        kind, where = self.kind, self.where
-        require(callable(self.named), f"{kind.name}={where!r} cannot be called: {kind.needed}")
+        kind, source = self.kind, self.where
+        require(callable(self.named), f"{kind.name}={source!r} cannot be called: {kind.needed}")
         try:
-            found = self._told(self.named(**self._taken(offered)))
+            policy = self._told(self.named(**self._taken(offered)))
         except (UserError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
-            said = " ".join(str(error).split())
+            message = " ".join(str(error).split())
             raise UserError(
-                f"{kind.name}={where!r} fails when called ({type(error).__name__}: {said}): {kind.needed}"
+                f"{kind.name}={source!r} fails when called ({type(error).__name__}: {message}): {kind.needed}"
             ) from error
         num = len(kind.arguments)
         require(
-            _takes(getattr(found, kind.method, None), num),
-            f"{kind.name}={where!r} makes {type(found).__name__}, which has no {kind.method}() of {_NUMBERS[num]} "
+            _takes(getattr(policy, kind.method, None), num),
+            f"{kind.name}={source!r} makes {type(policy).__name__}, which has no {kind.method}() of {_NUMBERS[num]} "
             f"argument{'s' if num > 1 else ''}: {kind.needed}",
         )
-        require(isinstance(found, kind.of), f"{kind.name}={where!r} makes {type(found).__name__}: {kind.needed}")
-        return found
+        require(isinstance(policy, kind.of), f"{kind.name}={source!r} makes {type(policy).__name__}: {kind.needed}")
+        return policy
 
     @property
     def _heeded(self) -> dict[str, Any]:
@@ -109,11 +109,11 @@ class Plugin:
 
     def _taken(self, offered: Mapping[str, Any]) -> dict[str, Any]:
         # Copies, because other systems' runs, and the verdict on its own, depend on the shared objects.
-        found = {name: deepcopy(offered[name]) for name in taken(self.named, *offered)}
+        arguments = {name: deepcopy(offered[name]) for name in taken(self.named, *offered)}
         settings = settings_of(self.named)
         if settings is not None and settings is not self.named:
-            found["own"] = given_to(settings(), self._heeded)
-        return found
+            arguments["own"] = given_to(settings(), self._heeded)
+        return arguments
 
     def _told(self, found: Any) -> Any:
         return given_to(found, self._heeded) if settings_of(self.named) is self.named else found
@@ -147,9 +147,9 @@ def own_knobs(policy: Any) -> Mapping[str, Knob]:
 
 def settings_of(policy: Any) -> Any:
     """The dataclass whose fields are a policy's knobs: its ``knobs``, or the policy itself; None if it has no knobs."""
-    for found in (getattr(policy, "knobs", None), policy):
-        if isinstance(found, type) and is_dataclass(found):
-            return found
+    for candidate in (getattr(policy, "knobs", None), policy):
+        if isinstance(candidate, type) and is_dataclass(candidate):
+            return candidate
     return None
 
 
