@@ -1,4 +1,4 @@
--- The operations on what state.lua describes, which is put in front of them.
+-- The operations on the state that state.lua describes. store.py puts state.lua in front of this file: both are one script.
 
 local ops = {}
 
@@ -26,7 +26,7 @@ function ops.beat(worker, incarnation, lease_s)
   return 'ok'
 end
 
--- Each worker that is alive, as names and values.
+-- Returns the state of each live worker, as a flat list of names and values.
 function ops.snapshot()
   local found = {}
   for _, worker in ipairs(call('ZRANGE', key('alive'), 0, -1)) do
@@ -50,7 +50,7 @@ function ops.snapshot()
   return found
 end
 
--- What waits for a decision: homeless sessions, then unrouted tasks, each {session, its home} or a task's fields.
+-- Returns what waits for the coordinator: the ids of homeless sessions, and the fields of each unrouted task.
 function ops.waiting()
   local tasks = {}
   for _, task in ipairs(call('LRANGE', key('unrouted'), 0, -1)) do
@@ -114,7 +114,7 @@ function ops.assign(task, worker, incarnation, is_local, reason, estimate_s, lin
   return 'ok'
 end
 
--- The queue as a policy needs it to choose: {version, running until, its tasks' fields, era}.
+-- Returns a worker's queue, for its policy to choose from: {version, when the running task should end, fields of each task, era}.
 function ops.queue(worker, incarnation)
   if not is_current(worker, incarnation) then return 'lost' end
   local w, tasks = key('worker', worker), {}
@@ -126,8 +126,8 @@ function ops.queue(worker, incarnation)
   return {get(w, 'version'), exact(until_s), tasks, get(key('run'), 'era')}
 end
 
--- Take `task` in the order that follows it: the rest of the queue as "id postponed" pairs. `version` is that of the
--- queue the order was chosen for; `is_staged` says that another task still runs.
+-- Takes `task` from the queue and leases it. The arguments after `line` are the rest of the queue in its new order, as pairs of id and
+-- `postponed`. `version` is that of the queue which the policy saw; `is_staged` says whether another task still runs.
 function ops.claim(worker, incarnation, request, version, task, postponed, lease_s, is_staged, line, ...)
   if not is_current(worker, incarnation) then return 'lost' end
   local w, t = key('worker', worker), key('task', task)
@@ -169,7 +169,7 @@ function ops.start(worker, incarnation, task, fence)
   return 'ok'
 end
 
--- The task's last token is computed; of a remote one the K/V is on its way to the session's home.
+-- The worker has computed the task's last token. If the task is remote, its K/V is on its way to the session's home.
 function ops.computed(worker, incarnation, task, fence, tokens)
   local w, t = key('worker', worker), key('task', task)
   if not is_current(worker, incarnation) then return 'lost' end
@@ -181,7 +181,7 @@ function ops.computed(worker, incarnation, task, fence, tokens)
   return 'ok'
 end
 
--- The K/V is with the session's home and the first token is out: the one place where a task is done.
+-- The session's home has the K/V, and the first token is out. Only this operation sets a task's state to "done".
 function ops.land(worker, incarnation, session, epoch, task, fence, token, time, kv_tokens)
   local s, t = key('session', session), key('task', task)
   if not is_current(worker, incarnation) then return {'lost'} end
@@ -200,8 +200,8 @@ function ops.land(worker, incarnation, session, epoch, task, fence, token, time,
   return {'ok', state, tostring(left)}
 end
 
--- A decode step: {session, epoch, position, token} each, `gap_s` the sum of their gaps; `batch` is how many go on. Says
--- which sessions are no longer the worker's, which rounds and sessions ended, and how many local prefills wait.
+-- A decode step: {session, epoch, position, token} for each sequence, their number `batch`, and the sum `gap_s` of their gaps. Returns the
+-- sessions whose home is no longer this worker, those whose round ended, those that ended, and how many local prefills wait.
 function ops.tokens(worker, incarnation, request, time, kv_tokens, batch, gap_s, ...)
   if not is_current(worker, incarnation) then return 'lost' end
   local w, items = key('worker', worker), {...}
@@ -233,7 +233,7 @@ function ops.tokens(worker, incarnation, request, time, kv_tokens, batch, gap_s,
   return {lost, rounds, ends, call('LLEN', key('queue', worker))}
 end
 
--- The K/V of a decoding session was given up for want of memory: all of its tokens are prefilled again.
+-- The worker dropped a decoding session's K/V to free memory. A new task prefills all of the session's tokens again.
 function ops.preempt(worker, incarnation, session, epoch)
   local s = key('session', session)
   if not is_current(worker, incarnation) then return 'lost' end
@@ -243,8 +243,8 @@ function ops.preempt(worker, incarnation, session, epoch)
   return 'ok'
 end
 
--- Its client has left in the middle of a round: the session is forgotten, whoever works on it finds out, and opened again
--- it begins anew. `order` is what it was opened under.
+-- The session's client has left in the middle of a round. We forget the session; its workers find out by its new epoch, or its task's
+-- new fence. If it is opened again, it begins anew. `order` is what `open` returned.
 function ops.leave(session, order)
   local s = key('session', session)
   local state, home, task = get(s, 'state'), get(s, 'home'), get(s, 'task')
@@ -264,7 +264,7 @@ function ops.leave(session, order)
   return 'ok'
 end
 
--- Which of the sessions {session, epoch} whose K/V a worker holds it is no longer home to.
+-- Given {session, epoch} for each session whose K/V a worker holds, returns the sessions whose home is no longer this worker.
 function ops.strangers(worker, incarnation, kv_tokens, ...)
   if not is_current(worker, incarnation) then return 'lost' end
   local held, found = {...}, {}
@@ -276,14 +276,14 @@ function ops.strangers(worker, incarnation, kv_tokens, ...)
   return found
 end
 
--- Take from who is overdue, and count it; how much waits now.
+-- Takes the work of workers without a heartbeat or with an expired lease, and counts both. Returns how much waits for the coordinator.
 function ops.reap()
   for _, worker in ipairs(call('ZRANGEBYSCORE', key('alive'), '-inf', exact(now))) do lose(worker) end
   for _, task in ipairs(call('ZRANGEBYSCORE', key('leases'), '-inf', exact(now))) do
     local worker = get(key('task', task), 'worker')
     if worker ~= '' then  -- else taken back with another of the same worker
       call('HINCRBY', key('run'), 'taken_back', 1)
-      -- Until it finishes or claims something: no evidence of load is no evidence of speed.
+      -- Until it finishes or claims something: without new measurements it would look fast.
       call('HSET', key('worker', worker), 'suspended', '1')
       release_leases(worker)
     end
@@ -291,7 +291,7 @@ function ops.reap()
   return call('LLEN', key('homeless')) + call('LLEN', key('unrouted'))
 end
 
--- After an outage, in which nobody could renew anything: nothing is overdue within another lease.
+-- Called after an outage, in which no heartbeat or lease could be renewed. Each is valid for at least `lease_s` more seconds.
 function ops.extend(lease_s)
   local until_s = exact(now + tonumber(lease_s))
   for _, name in ipairs({'alive', 'leases'}) do
@@ -302,7 +302,7 @@ function ops.extend(lease_s)
   return 'ok'
 end
 
--- Windows, and what queues keep, begin anew: what was before is no evidence of the load to come.
+-- Empties the windows, and raises the era so that queues drop their state too: past load says nothing about the load to come.
 function ops.forget()
   call('HINCRBY', key('run'), 'era', 1)
   for _, worker in ipairs(call('ZRANGE', key('alive'), 0, -1)) do

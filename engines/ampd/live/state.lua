@@ -1,11 +1,11 @@
--- The state of a live AMPD cluster (AMPD §3, §6). Every change of it is one call of operations.lua, hence atomic.
+-- The state of a live AMPD cluster (AMPD §3, §6). Each change is one call of an operation in operations.lua, and therefore atomic.
 --
--- KEYS[1] the run's prefix; ARGV[1] the operation, ARGV[2] the time in seconds, then its own arguments.
+-- KEYS[1] the run's prefix; ARGV[1] the operation, ARGV[2] the time in seconds, then the operation's arguments.
 --
 --   run                       hash    window_s, next_task, next_order, taken_back, era
---   worker:W                  hash    role, degree, address, incarnation, its queue's sums, what runs, K/V, window sums
---   queue:W, ready:W          list, sorted set of the tasks queued at W, by place and by the time they became ready
---   window:ttft:W, window:itl:W  list "time total count" of the last seconds
+--   worker:W                  hash    role, degree, address, incarnation, sums over its queue, the running task, K/V, sums over its windows
+--   queue:W, ready:W          list and sorted set of the tasks queued at W, in queue order and by the time when they became ready
+--   window:ttft:W, window:itl:W  list of "time total count", for the last window_s seconds
 --   bound:W                   set of the sessions W is home to
 --   alive                     sorted set: worker -> when its heartbeat is overdue
 --   leases                    sorted set: task -> when its worker must have finished it
@@ -13,12 +13,12 @@
 --   ids:S, times:S            strings: token ids (int32), and when each generated one came (float64)
 --   unrouted, homeless        lists of tasks and sessions that wait for the coordinator
 --   log                       list of decisions
---   events, wake:W, news      streams: rounds that ended, what a worker is woken with, sessions that got a token
---   names, num_names          hash: a session's name -> its number; how many there are
---   lost                      list of workers, each as often as it was lost; how many leases ran out elsewhere is run's taken_back
+--   events, wake:W, news      streams: rounds that ended, words that wake a worker, sessions that got a token
+--   names, num_names          hash: a session's name -> its number; count of the names
+--   lost                      list of workers, each as often as it was lost; run's taken_back counts leases that expired at live workers
 --
--- A worker's calls name its incarnation, a change of a task its fence: who lost either is told so and changes nothing.
--- Every operation may be sent twice: a client that heard no answer sends it again.
+-- A worker's calls name its incarnation, and the fence of a task that they change. Outdated ones get "lost" or "stale" and change no task.
+-- Every operation may be sent twice: a client that gets no answer sends it again.
 
 local prefix, now = KEYS[1], tonumber(ARGV[2])
 local call = redis.call
@@ -33,11 +33,11 @@ local function is_current(worker, incarnation)
   return get(key('worker', worker), 'incarnation') == incarnation and call('ZSCORE', key('alive'), worker) ~= false
 end
 
--- Streams keep what was told while nobody could listen; what is old there has been seen.
+-- A stream keeps its last entries, about `most`, for readers that could not listen. Older ones have been read.
 local function tell(stream, most, ...) call('XADD', stream, 'MAXLEN', '~', most, '*', ...) end
 local function wake(worker, word) tell(key('wake', worker), 64, 'word', word) end
 
--- Windows: sums that lose at the front what is older than window_s, as engines.cluster.memory does.
+-- Windows: we add new entries to their sums and subtract those older than window_s, like `Window` of engines.cluster.worker.
 
 local function observe(worker, name, total, count)
   local w = key('worker', worker)
@@ -81,7 +81,7 @@ local function forget_work(worker)
        'running_task', '', 'running_from', '0', 'running_s', '0', 'running_tokens', 0)
 end
 
--- From whoever has it, under a fence that they do not know; whether somebody had it.
+-- Takes a task from the worker that has it, and raises its fence, so that worker can no longer change it. Returns whether one had it.
 local function withdraw(task)
   local t = key('task', task)
   local state, worker = get(t, 'state'), get(t, 'worker')
@@ -97,7 +97,7 @@ local function withdraw(task)
   return true
 end
 
--- Back to the coordinator.
+-- Gives a task back to the coordinator, if a worker has it.
 local function unroute(task)
   if not withdraw(task) then return end
   local t = key('task', task)
