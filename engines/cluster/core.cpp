@@ -1,7 +1,7 @@
-// Runs of workers that prefill and decode, as engines.cluster.simulation makes them of Python objects: the same events in the same order,
-// and the same arithmetic, so that both leave the same numbers to the last bit. What a policy of a user's own decides stays in Python.
+// Simulates workers that prefill and decode, like engines.cluster.simulation: the same events in the same order, and the same arithmetic.
+// So both give the same numbers to the last bit. Runs with a user's own policies stay in Python.
 //
-// Names are those of the Python modules, which say what each does and why.
+// The Python modules use the same names, and say what each does and why.
 
 #include <deque>
 #include <initializer_list>
@@ -28,7 +28,7 @@ struct Line {
     double base, slope, floor;
 };
 
-// WorkerCost, or any other by asking for each step.
+// WorkerCost with a Composed price. For any other cost we ask Python for the time of each step.
 struct Cost : Prices {
     bool is_composed;
     double share, least_s, sequence_s, fixed_s, row_s, prefill_s;
@@ -44,7 +44,7 @@ struct Cost : Prices {
           row_s(terms[5]),
           prefill_s(terms[6]) {}
 
-    // A whole step's of n sequences, and that of their attention alone by the sign.
+    // The time of n decoding sequences, a line over their context: of a whole step (`sign` 1) or of attention alone (`sign` -1).
     const Line& line(std::vector<Line>& known, Int n, Int sign) {
         if (n >= Int(known.size())) known.resize(std::max<Int>(n + 1, 2 * Int(known.size())), Line{NOT_YET, 0, 0});
         if (std::isnan(known[n].base)) {
@@ -118,7 +118,7 @@ struct Plan {
     bool decodes = false;
 };
 
-// PrefillQueue, ReorderingQueue where it looks at more than one, InFlightFirst, or OnTimeQueue.
+// PrefillQueue; ReorderingQueue if `lookahead` is above 1; InFlightFirst or OnTimeQueue if the flag of that name is set.
 struct Queue {
     std::deque<Task>& tasks;
     Int lookahead;
@@ -129,7 +129,7 @@ struct Queue {
     Int num_in_flight = 0;
     double backlog_s = 0;
     Int backlog_tokens = 0;
-    // The window that was searched last, and its best ordering.
+    // The window that we searched last, and its best ordering.
     double searched_s = NOT_YET;
     std::vector<Int> window, best;
 
@@ -150,7 +150,7 @@ struct Queue {
         return window[best[0]];
     }
 
-    // What each that waits would wait, first come, first served; and what is chosen at a time, and owed once it is taken.
+    // For OnTimeQueue: each task's wait first come, first served; work owed now and once `choice` is taken; when we chose it.
     std::unordered_map<Int, double> first_come_s;
     double owed_s = 0, owed_then_s = 0, chosen_s = NOT_YET;
     Int choice = -1;
@@ -246,7 +246,7 @@ struct Queue {
     }
 };
 
-// Window, of times to first tokens.
+// Window: the mean of the TTFTs of the last `length_s` seconds.
 struct Window {
     double length_s = 0, total = 0;
     std::deque<std::pair<double, double>> entries;
@@ -430,13 +430,13 @@ struct Worker {
     WorkerKv kv;
     Queue* queue = nullptr;
     std::vector<Int> begun, unseen;
-    // The step with prefills that ran last, and the one about to run; of a prefill worker the one behind it, where it is chosen.
+    // `shares`: of the last step with prefills. `coming`: the step about to run. `next`: a prefill worker's step after that, if chosen.
     std::vector<Share> shares;
     Plan coming, next;
     double start_s = 0, end_s = 0, ready_s = 0;
     Int step_tokens = 0, coming_tokens = 0, expected_tokens = 0;
     Window ttft;
-    // What a decode worker got of prefill workers: orders of sessions, and tokens.
+    // Prefills that a decode worker got from prefill workers and that wait to join its batch: (order of the session, tokens).
     std::vector<std::pair<Int, Int>> landed;
     TokenWindow itl;
     bool is_busy = false, waits = false, runs = false, decodes_along = false;
@@ -449,7 +449,7 @@ struct Worker {
     std::set<Int> members;
     std::set<std::pair<Int, Int>> finish;
     std::vector<Int> joined;
-    // Its log.
+    // The log of its tokens: gaps, and how many steps each stands for.
     std::vector<double> gaps;
     std::vector<Int> counts;
 };
@@ -474,14 +474,14 @@ struct Setup {
     Int num_sessions, num_workers, num_homes, num_costs;
     const Int* session_id;
     const double* arrival_s;
-    const Int* first_round;  // of each session, and behind the last
+    const Int* first_round;  // index of each session's first round, then the number of rounds
     const Int *prefill, *decode;
     const double* delay_s;
     const Int *worker_cost, *worker_capacity, *worker_degree, *worker_server;  // decode workers first
-    const double* cost_terms;  // seven of each cost: whether it is composed, then its constants
-    const Int* batching;       // kind, tokens and sequences of a step: of decode workers, then of prefill workers
-    const double* queues;      // how many are reordered at once, the objective, an order, and On-time's share and patience: likewise
-    const double* limits;      // of the router
+    const double* cost_terms;  // seven per cost: whether it is composed, then its constants
+    const Int* batching;       // kind, most tokens and most sequences of a step: for decode workers, then for prefill workers
+    const double* queues;      // likewise: lookahead, TTFT objective, order (1 in-flight first, 2 on-time), On-time's share and patience
+    const double* limits;      // the router's: see each router
     Int binding, keeps, schedules_ahead, max_run_steps, max_live;
     Int routing, choice, signal, has_estimator, shares_queue, overlaps, kv_bytes;
     double bind_weight, keep_s, request_s, response_s, until_s, window_s, latency_s, intra_bytes_s, inter_bytes_s;
@@ -503,7 +503,7 @@ struct Simulation {
     Int num_scheduled = 0, num_due = 0, num_live = 0, session_turn = 0, task_turn = 0;
     bool is_stopped = false, has_too_many = false;
 
-    // What is recorded: columns of the tables, as engines.cluster.record names them.
+    // The recorded tables, one vector for each column. engines.cluster.record has the same names.
     std::vector<Int> session_session_id, session_num_rounds, session_prefill_tokens, session_decode_tokens, session_worker_id,
         session_status;
     std::vector<Int> round_session_id, round_round, round_history, round_prefill_tokens, round_decode_tokens, round_is_local;
@@ -577,7 +577,7 @@ struct Simulation {
 
     Int num_arrived() const { return Int(session_worker_id.size()); }
 
-    // Whether there are more, after so many.
+    // Runs `num` events. Returns whether more are left.
     bool go_on(Int num) {
         while (!events.empty() && !is_stopped) {
             const Event event = events.top();
@@ -602,7 +602,7 @@ struct Simulation {
         return false;
     }
 
-    // What workers did, and their logs one behind the other.
+    // Fills the workers table, and joins the workers' logs into one.
     void end_all() {
         std::vector<Int> offsets;
         for (Worker& worker : workers) {
@@ -792,7 +792,7 @@ struct Simulation {
         }
     }
 
-    // RemoteOnly.
+    // RemoteOnly: returns a prefill worker.
     Int picked() {
         const Int num = setup.num_workers - setup.num_homes;
         if (setup.choice == RANDOM) return setup.num_homes + Int(drawn() * double(num));
@@ -806,7 +806,7 @@ struct Simulation {
         return best;
     }
 
-    // KvCost, among workers `first` to `end`: those of a prefill worker, or of a decode worker with what is in use there.
+    // KvCost among workers `first` to before `end`. K/V in use counts for decode workers, but not for prefill workers.
     Int least_cost(Int order, Int tokens, double weight, Int first, Int end) const {
         Int best = first;
         std::pair<double, Int> least{0, 0};
@@ -823,7 +823,7 @@ struct Simulation {
         return best;
     }
 
-    // ConditionalRouter: limits are tokens, their share of the prompt, tokens of a backlog, and a share of the memory.
+    // ConditionalRouter. Limits: a short prefill's tokens and share of its prompt, a busy worker's backlog tokens, a full home's K/V share.
     Decision conditional(const Task& task, Int home) {
         const Int worker = picked();
         const double tokens = double(task.tokens);
@@ -835,7 +835,7 @@ struct Simulation {
         return {worker, NOT_BYPASSED};
     }
 
-    // AdaptiveRouter: limits are those of the means of times to first tokens, and of gaps.
+    // AdaptiveRouter. Limits, in seconds: the highest mean TTFT of a prefill worker, and the highest mean ITL of the home.
     Decision adaptive(const Task& task, Int home) {
         std::vector<Int> left;
         for (Int i = setup.num_homes; i < setup.num_workers; ++i) left.push_back(i);
@@ -978,7 +978,7 @@ struct Simulation {
         worker.is_busy = false;
     }
 
-    // What a prefill worker runs next, from `start_s` on, and when the history that it needs is here.
+    // Chooses a prefill worker's next step, which can begin at `start_s`, and sends it the histories. They have arrived at `ready_s`.
     void choose(Int w, double start_s) {
         Worker& worker = workers[w];
         if (worker.queue->waiting.empty() && worker.begun.empty()) return;
@@ -997,7 +997,7 @@ struct Simulation {
         }
     }
 
-    // When the K/V of so many tokens is there.
+    // Records a transfer of the K/V of `tokens` tokens, and returns when it ends.
     double sent(Content content, Int task, Int source, Int target, Int tokens, double start_s) {
         if (!tokens) return start_s;
         const Worker &from = workers[source], &to = workers[target];
@@ -1022,7 +1022,7 @@ struct Simulation {
         poke(w);
     }
 
-    // What the batching policy says: shares of the next step, taken from the queue.
+    // Plans the shares of the next step by the batching policy, and takes their tasks from the queue.
     void plan(Worker& worker, double start_s, Plan& made) {
         std::vector<Share>& shares = made.shares;
         Queue& queue = *worker.queue;
@@ -1131,7 +1131,7 @@ struct Simulation {
         boundary(w);
     }
 
-    // The prefill's token is out.
+    // The prefill's K/V has reached the session's home, and its token is out.
     void land(Int id, Int w) {
         const Task& task = tasks[id];
         Live& live = lives[task.order];
@@ -1231,7 +1231,7 @@ struct Simulation {
         return Run{now, line.floor, 0.0, std::min(steps, Int(std::ceil((line.floor - first) / growth)))};
     }
 
-    // The tokens of its first steps, for the mean that a router may ask for.
+    // The tokens of a run's first `steps`, for the windowed ITL of AdaptiveRouter.
     std::vector<TokenRun> token_runs(const Worker& worker, const Run& run, Int steps) const {
         const double first_end = run.start_s + run.first_s;
         if (worker.joined.empty() && run.start_s == worker.token_s) {
@@ -1283,7 +1283,7 @@ struct Simulation {
     }
     std::vector<Int> finished;
 
-    // All tokens are out; whether the session goes on.
+    // Ends a round, whose tokens are all out. Returns whether the session has more rounds.
     bool goes_on(Int order) {
         Live& live = lives[order];
         const double end_s = now + setup.response_s;

@@ -1,4 +1,4 @@
-// What compiled runs share: how they ask Python, and sums and prices to the last bit as Python has them.
+// Shared by compiled runs: questions to Python, and sums and prices that equal Python's to the last bit.
 
 #pragma once
 
@@ -19,12 +19,12 @@ const double INFINITE = std::numeric_limits<double>::infinity();
 
 enum Question : Int { LAYERS, HEAD, LINE, LAW, STEP, ESTIMATE, HERE, AWAY, DRAW, DECIDE };
 
-// Asks Python: of `cost`, or of workers of a degree, the numbers of `question`, into `out`. Returns how many there are, or -1 to stop the run.
+// Asks Python a `question` about a cost, or about workers of a degree. Python writes numbers to `out` and returns how many, or -1 to stop.
 using Ask = Int (*)(Int question, Int cost, Int n, const Int* in, double* out);
 
 struct Stopped {};
 
-// math.fsum: the sum, rounded once (Shewchuk 1997).
+// math.fsum: the exact sum, rounded once (Shewchuk 1997).
 double exact_sum(const std::vector<double>& values) {
     std::vector<double> parts;
     for (double x : values) {
@@ -91,7 +91,7 @@ struct Chunk {
     Int history, tokens;
 };
 
-// Times of a framework's kernels, each asked for once.
+// Times of a framework's kernels. We ask Python for each once, and keep it.
 struct Prices {
     Ask ask;
     Int id;

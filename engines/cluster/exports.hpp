@@ -1,10 +1,10 @@
-// How Python runs a core's Simulation; included behind it.
+// The functions by which Python runs a core's Simulation. Each core includes this file at its end.
 
 extern "C" {
 
 Simulation* begin(const Setup* setup) { return new Simulation(*setup); }
 
-// Runs so many events. Returns whether there are more, or -1 for a run that Python has stopped.
+// Runs `num` events. Returns whether more are left, or -1 if Python or the core has given the run up.
 Int go_on(Simulation* made, Int num, Totals* totals) {
     Int has_more = -1;
     try {
@@ -17,7 +17,7 @@ Int go_on(Simulation* made, Int num, Totals* totals) {
     return has_more;
 }
 
-// A column of ints, or of seconds where its name says so. Returns how many there are.
+// Points `at` to the column `name`, of ints or of seconds. Returns its length, or -1 if there is none of that name.
 Int column_of(Simulation* made, const char* name, const void** at) {
     for (const auto& [own, column] : made->ints())
         if (own == name) return *at = column->data(), Int(column->size());
