@@ -1,6 +1,6 @@
-// Kernels of a step's few rows on a CPU: what torch makes of several operators, each, in one pass over the rows.
+// Kernels for a step's few rows on a CPU. Each does in one pass over the rows what takes torch several operators.
 //
-// A row's numbers are those it has alone: nothing is summed over rows, and a sum's lanes follow from its length.
+// A row gets the same numbers alone and in a batch: no sum spans rows, and only a sum's length decides how lanes share it.
 
 #include "lanes.hpp"
 
@@ -43,7 +43,7 @@ void rotate_head(T* x, const Table* cos, const Table* sin, long half, bool round
     }
 }
 
-// Of narrow heads several at a time: to load beside what was stored a moment ago waits for it.
+// Loads several narrow heads before it saves them: a load right next to a recent store would wait for that store.
 template <typename T, typename Table>
 void rotate_heads(T* x, long heads, const Table* cos, const Table* sin, long half, bool rounds) {
     constexpr int SEVERAL = 8;
@@ -70,7 +70,7 @@ void swiglu_row(const T* gate, const T* up, T* out, long width) {
     }
 }
 
-// Lane i is the sum of x[i]'s.
+// Lane i of the result is the sum of x[i]'s lanes.
 template <int S = LANES / 2>
 Floats sums(Floats* x) {
     for (int i = 0; i < S; i++) {
@@ -85,7 +85,7 @@ struct Paged {
     const int32_t* table;
     long table_width, block_size, heads, kv_heads, width;
 
-    // f(p, place in K and V) for every token p of a sequence. In line: a call that only fetches ahead would be left out.
+    // Calls f(p, place in K and V) for each token p of a sequence. Inlined, as the compiler would drop a call that only prefetches.
     template <typename F>
     __attribute__((always_inline)) void each_token(long slot, long length, long head, F f) const {
         const int32_t* block = table + slot * table_width;
@@ -96,7 +96,7 @@ struct Paged {
     }
 };
 
-// G queries of one K/V head over the first `length` tokens of a sequence, whose places in K and V are `at`.
+// Attends G queries of one K/V head to the first `length` tokens of a sequence, whose places in K and V are `at`.
 template <typename T, int G, int CHUNKS, bool IS_WHOLE>
 void attend(const T* q, const T* k, const T* v, T* out, const long* at, long length, long width, float* scores) {
     const long padded = (length + LANES - 1) / LANES * LANES;
@@ -151,12 +151,12 @@ void attend(const T* q, const T* k, const T* v, T* out, const long* at, long len
             save(out + g * width + c * LANES, mixed[g][c] * over[g], width - c * LANES);
 }
 
-// Widths of CHUNKS times LANES, or any that is less.
+// Attends all queries of one K/V head. Its width is CHUNKS * LANES, or less unless IS_WHOLE.
 template <typename T, int CHUNKS, bool IS_WHOLE>
 void attend_heads(const Paged& in, const T* q, const T* k, const T* v, T* out, long slot, long length, long head) {
     static thread_local std::vector<float> scores;
     static thread_local std::vector<long> at;
-    constexpr int MOST = !IS_WHOLE ? 1 : CHUNKS <= LANES / 4 ? 4 : 2;  // what registers hold
+    constexpr int MOST = !IS_WHOLE ? 1 : CHUNKS <= LANES / 4 ? 4 : 2;  // most queries whose sums fit the registers
     const long padded = (length + LANES - 1) / LANES * LANES, group = in.heads / in.kv_heads;
     scores.resize(MOST * padded);
     at.resize(padded);
@@ -174,7 +174,7 @@ void attend_heads(const Paged& in, const T* q, const T* k, const T* v, T* out, l
     some(attend<T, 1, CHUNKS, IS_WHOLE>, 1);
 }
 
-// Row i of q is the newest of sequence i.
+// Row i of q is the query of sequence i's newest token.
 template <typename T>
 void decode(const Paged& in, const T* q, const T* k, const T* v, T* out, const int64_t* slots, const int64_t* lengths,
             long sequences, long q_stride, long threads) {
@@ -188,7 +188,7 @@ void decode(const Paged& in, const T* q, const T* k, const T* v, T* out, const i
     const long units = sequences * in.kv_heads;
     each(units, work, threads, [=, &in](long i) {
         const long s = i / in.kv_heads, next = std::min(i + 1, units - 1);
-        // To the second cache: between two layers the weights have taken its place.
+        // Prefetch the next unit's K and V to the L2 cache: since the layer before, weights have displaced them.
         in.each_token(slots[next / in.kv_heads], lengths[next / in.kv_heads], next % in.kv_heads, [&](long, long place) {
             for (long byte = 0; byte < in.width * (long)sizeof(T); byte += 64) {
                 __builtin_prefetch((const char*)(k + place) + byte, 0, 2);

@@ -1,4 +1,4 @@
-// As many numbers at a time as a register holds, float32 in hand and float32, bfloat16 or int8 in memory; and threads.
+// Vectors of as many numbers as a register holds: float32 in registers, and float32, bfloat16 or int8 in memory. Also loops on threads.
 
 #pragma once
 
@@ -40,7 +40,7 @@ Ints lane_numbers(std::integer_sequence<int, I...>) {
 
 Ints lane_numbers() { return lane_numbers(EACH_LANE); }
 
-// a * b + c, rounded once. A compiler left to itself rounds twice where it holds that for faster, by the loop around it.
+// a * b + c, rounded once. Without intrinsics, the loop around it would decide whether the compiler rounds twice.
 inline Floats fused(Floats a, Floats b, Floats c) {
 #ifdef __AVX512F__
     return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -53,7 +53,7 @@ inline Floats fused(Floats a, Floats b, Floats c) {
 
 Floats widen(Halves bits) { return (Floats)(__builtin_convertvector(bits, Words) << 16); }
 
-// To the nearest bfloat16, ties to even; a NaN stays one, and a processor's own instruction makes zeros of what is below 1e-38.
+// Rounds to the nearest bfloat16, ties to even; a NaN stays a NaN. The processor's own instruction turns values below 1e-38 into zeros.
 #ifdef __AVX512BF16__
 Halves narrow(Floats x) { return (Halves)_mm512_cvtneps_pbh((__m512)x); }
 #else
@@ -76,7 +76,7 @@ Floats load(const BFloat16* from) {
     return widen(bits);
 }
 
-// A compiler left to itself widens bytes one by one.
+// Without intrinsics, the compiler would widen bytes one by one.
 Floats load(const int8_t* from) {
 #ifdef __AVX512F__
     return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
@@ -96,7 +96,7 @@ void save(BFloat16* to, Floats x) {
     std::memcpy(to, &bits, sizeof bits);
 }
 
-// The first n <= LANES; zeros behind them.
+// Loads the first n numbers, at most LANES; the lanes after them are zeros.
 template <typename T>
 Floats load(const T* from, long n) {
     if (n >= LANES) return load(from);
@@ -126,14 +126,14 @@ inline Floats load(const float* from, long n) {
     return n >= LANES ? load(from) : (Floats)_mm256_maskload_ps(from, (__m256i)(lane_numbers() < (int32_t)n));
 }
 
-// By a mask only where one is needed: AMD's processors take a dozen cycles to store by one.
+// Uses a mask only if it needs one: AMD's processors take a dozen cycles for a masked store.
 inline void save(float* to, Floats x, long n) {
     if (n >= LANES) return save(to, x);
     _mm256_maskstore_ps(to, (__m256i)(lane_numbers() < (int32_t)n), (__m256)x);
 }
 #endif
 
-// What T makes of it.
+// Rounds x to T's precision.
 template <typename T>
 Floats rounded(Floats x);
 template <>
@@ -154,7 +154,7 @@ float sum(Floats x, std::integer_sequence<int, I...> lanes) {
 
 float sum(Floats x) { return sum<LANES / 2>(x, EACH_LANE); }
 
-// Exchanges lane i of b with lane i + S of a, wherever i has no bit S.
+// Exchanges lane i of b with lane i + S of a, for each i in which bit S is 0.
 template <int S, int... I>
 void exchange(Floats& a, Floats& b, std::integer_sequence<int, I...>) {
     const Floats x = a, y = b;
@@ -164,7 +164,7 @@ void exchange(Floats& a, Floats& b, std::integer_sequence<int, I...>) {
 
 Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
-// exp within two units in the last place; 0 below the smallest normal number.
+// exp within two units in the last place; 0 if the result is below the smallest normal number.
 Floats exponential(Floats x) {
     Ints is_zero = x < all(-87.33f);
     x = larger(x, all(-87.33f));
@@ -187,7 +187,7 @@ Floats exponential(Floats x) {
 
 constexpr long WORTH_A_THREAD = 1 << 19;
 
-// f(first, last) for parts of n on up to so many threads, where there is work for them.
+// Calls f(first, last) for parts of the range 0 to n, on up to `threads` threads, if each has enough of the `work`.
 template <typename F>
 void each_share(long n, long work, long threads, F f) {
     threads = std::min({threads, n, work / WORTH_A_THREAD});
@@ -198,7 +198,7 @@ void each_share(long n, long work, long threads, F f) {
     for (auto& other : others) other.join();
 }
 
-// f(i) for i < n, likewise. Compiled once: inlined in two places, a sum may be rounded in two ways.
+// Calls f(i) for each i < n, likewise. Compiled once: if inlined in two places, a sum could be rounded in two ways.
 template <typename F>
 void each(long n, long work, long threads, F f) {
     each_share(n, work, threads, [=](long first, long last) __attribute__((noinline)) {

@@ -1,5 +1,5 @@
-// All layers of a step in which every sequence decodes one token: one call where Python makes ten a layer. The same
-// kernels in the same order give the same numbers.
+// Runs all layers of a step in which each sequence decodes one token. Python makes one call, instead of ten a layer.
+// The kernels and their order are the same, so the numbers are, too.
 
 #include "../models/packed.cpp"
 #include "host.cpp"
@@ -12,7 +12,7 @@ struct Weights {
     Ending<T> end;
 };
 
-// The norms of heads may be null.
+// The norms of heads, q_norm and k_norm, may be null.
 template <typename T, typename W>
 struct Layer {
     const T* norm;
@@ -32,7 +32,7 @@ T* room(std::vector<T>& of, long size) {
 
 }  // namespace
 
-// x [rows, dim] becomes the residual stream, delta [rows, dim] what is to be added to it.
+// On return x [rows, dim] is the residual stream, and delta [rows, dim] is still to be added to it.
 #define LAYERS(T, NAME, W, FULL_NAME)                                                                                             \
     extern "C" void decode_layers_##FULL_NAME(const Layer<T, W>* layers, T* x, T* delta, const T* cos, const T* sin,           \
                                          const int64_t* places, const int64_t* slots, const int64_t* lengths,          \

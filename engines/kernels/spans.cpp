@@ -1,8 +1,8 @@
-// Attention of whole sequences on a CPU: each of a sequence's queries sees all of its keys.
+// Attention of whole sequences on a CPU: each query of a sequence sees all of its keys.
 //
-// The lanes are queries of one K/V head. So K and V are read where they lie, one number at a time; a head of any width fills
-// the lanes; and a row's largest score and its sums are a lane's own, over its keys from first to last: the same in every
-// lane and any company.
+// Each lane has one query of a K/V head. So we read K and V in place, one number at a time, and a head of any width fills the
+// lanes. A lane finds its query's highest score and sums alone, over the keys from first to last. So a query's numbers depend
+// neither on its lane nor on the other queries.
 
 #include "lanes.hpp"
 
@@ -12,11 +12,11 @@ struct alignas(sizeof(Floats)) Lane {
     Floats x;
 };
 
-constexpr int KEYS = 8;  // at a time
-constexpr long MOST_COPIED = 1 << 21;  // numbers of K or V at a time, but for one head
-constexpr long MOST_IN_PLACE = LANES;  // rows of a head that read float32 where it lies
+constexpr int KEYS = 8;  // whose scores we compute at a time
+constexpr long MOST_COPIED = 1 << 21;  // most numbers of K or V to copy at a time, unless a single head has more
+constexpr long MOST_IN_PLACE = LANES;  // most rows per head for which we read float32 in place
 
-// 2 to the x <= 0, within two units in the last place; at least the smallest normal number.
+// 2^x for x <= 0, within two units in the last place, and never below the smallest normal number.
 Floats power_of_two(Floats x) {
     x = larger(x, all(-126.0f));
     const Floats shifted = x + 12582912.0f;
@@ -38,11 +38,11 @@ void transpose(Floats* x) {
     if constexpr (S > 1) transpose<S / 2>(x);
 }
 
-// The scores [length] of a head's queries [width], and the highest.
+// Computes the scores [length] of LANES queries [width], and returns each lane's highest.
 Floats score(const Lane* query, const float* keys, long stride, long length, long width, Lane* scores) {
     Floats highest = all(-INFINITY);
     for (long p = 0; p < length; p += KEYS) {
-        const float* key[KEYS];  // behind the last it again
+        const float* key[KEYS];  // after the last key, that key again
         for (int i = 0; i < KEYS; i++) key[i] = keys + std::min(p + i, length - 1) * stride;
         Floats dots[KEYS] = {};
         for (long d = 0; d < width; d++) {
@@ -57,7 +57,7 @@ Floats score(const Lane* query, const float* keys, long stride, long length, lon
     return highest;
 }
 
-// C columns of what shares [length] of the values make.
+// Sums C columns of the values [length], weighted by the shares [length], and multiplies the sums by `over`.
 template <int C>
 void mix(const Lane* shares, const float* values, long stride, long length, Floats over, Lane* mixed) {
     Floats sum[C] = {};
@@ -74,14 +74,14 @@ struct Scratch {
     std::vector<float> keys, values;
 };
 
-// f(first, n) for parts of at most LANES that cover the width; all whole, the last over the one before, where there is one.
+// Calls f(first, n) for parts that cover the width. Each has LANES numbers, and the last may overlap the one before; a narrow head is one.
 template <typename F>
 void each_part(long width, F f) {
     for (long d = 0; d < width; d += LANES) f(std::max(std::min(d, width - LANES), 0L), std::min(width, (long)LANES));
 }
 
-// K or V [length, heads * width] of some heads as float32, head by head. Rows are read whole: what is fetched for one head is
-// in part the next one's, and memory that is read in order comes before it is asked for.
+// Copies K or V [length, heads * width] of some heads as float32, head by head. We read whole rows: a fetch for one head brings
+// part of the next one too, and the processor prefetches memory that is read in order.
 template <typename T>
 void widen_heads(const T* from, long stride, long length, long heads, long width, std::vector<float>& to) {
     to.resize(length * heads * width + LANES);
@@ -92,7 +92,7 @@ void widen_heads(const T* from, long stride, long length, long heads, long width
             });
 }
 
-// At most LANES rows q, of which `seen` keys are seen and `length` multiplied, those that are not with zero.
+// Attends at most LANES rows q to the first `seen` of `length` keys. The values of unseen keys are multiplied, too, with zero.
 template <typename T>
 void attend_rows(const T* const* q, T* const* out, int rows, const float* keys, const float* values, long k_stride,
                  long v_stride, long length, long seen, long width, Scratch& scratch) {
@@ -118,7 +118,7 @@ void attend_rows(const T* const* q, T* const* out, int rows, const float* keys, 
     auto some = [&](auto mix, int n) {
         for (; d + n <= width; d += n) mix(scores, values + d, v_stride, length, over, mixed + d);
     };
-    constexpr int MOST = LANES + LANES / 4;  // what registers hold
+    constexpr int MOST = LANES + LANES / 4;  // most columns whose sums fit the registers
     if (width % LANES) some(mix<MOST>, MOST);
     some(mix<LANES>, LANES), some(mix<8>, 8), some(mix<4>, 4), some(mix<1>, 1);
     each_part(width, [&](long d, long n) {
@@ -129,14 +129,14 @@ void attend_rows(const T* const* q, T* const* out, int rows, const float* keys, 
     });
 }
 
-// n sequences: i has rows q_start[i] to q_end[i] of q, and k_len[i] keys from row k_start[i] on, of which the first `seen[i]`
-// are seen, or all.
+// n sequences: i has rows q_start[i] to q_end[i] of q, and k_len[i] keys from row k_start[i] on. It sees the first seen[i] of
+// them, or all if `seen` is null.
 struct Sequences {
     const int32_t *q_start, *q_end, *k_start, *k_len, *seen;
     long n, heads, kv_heads, width, q_stride, k_stride, v_stride, out_stride;
 };
 
-// Heads `head` to `last` of a sequence.
+// Attends K/V heads `head` to before `last` of a sequence.
 template <typename T>
 void attend_heads(const Sequences& in, const T* q, const T* k, const T* v, T* out, long sequence, long head, long last) {
     static thread_local Scratch scratch;
@@ -160,7 +160,7 @@ void attend_heads(const Sequences& in, const T* q, const T* k, const T* v, T* ou
         } else {
             keys = (const float*)own_k + (h - head) * width, values = (const float*)own_v + (h - head) * width;
             for (long p = 0; p < length; p++)
-                for (long d = width; d < 2 * width; d += 64 / (long)sizeof(float)) {  // the next head's
+                for (long d = width; d < 2 * width; d += 64 / (long)sizeof(float)) {  // the next head's columns
                     __builtin_prefetch(keys + p * in.k_stride + d, 0, 2);
                     __builtin_prefetch(values + p * in.v_stride + d, 0, 2);
                 }
