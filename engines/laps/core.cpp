@@ -1,7 +1,7 @@
-// Runs of instances that only prefill, as engines.laps.cluster makes them of Python objects: the same events in the same order, and the
-// same arithmetic, so that both leave the same numbers to the last bit. What a policy of a user's own decides stays in Python.
+// Simulates instances that only prefill, like engines.laps.cluster: the same events in the same order, and the same arithmetic. So both
+// give the same numbers to the last bit. Runs with a user's own policies stay in Python.
 //
-// Names are those of the Python modules, which say what each does and why.
+// The Python modules use the same names, and say what each does and why.
 
 #include <deque>
 #include <queue>
@@ -19,7 +19,7 @@ enum Choice : Int { NO_GRAPHS, NEAREST, LADDER };
 enum Router : Int { IN_TURN, LEAST_REQUESTS, LEAST_TOKENS, LEAST_IN_POOL, CACHE_AWARE };
 enum Wait : Int { OFF, PRINTED, GUARDED, REPAIRED };
 enum Joins : Int { ALL, SHORTER, SAME };
-const Int EAGER = -2, FALLBACK = -1;  // modes; any other is a shape
+const Int EAGER = -2, FALLBACK = -1;  // modes; any other mode is the index of a shape
 const Int MOST_WAKES = 10000;
 const Int BUCKETS = 7;
 
@@ -33,7 +33,7 @@ struct Model {
 };
 
 struct Shape {
-    Int length, batch;  // a rung has no batch
+    Int length, batch;  // a rung has batch 0, and its tokens are `length`
     double seconds;
     Int tokens() const { return batch ? length * batch : length; }
 };
@@ -49,7 +49,7 @@ struct Share {
     Int task, tokens;
 };
 
-// Tasks in the order of arrival: of an OpenQueue all in the first group; of a ClassQueue the long ones, and short ones by bucket.
+// Groups of tasks, each in order of arrival. An OpenQueue uses only the first. A ClassQueue has long tasks there, and short ones by bucket.
 struct Queue {
     std::deque<Task>& tasks;
     Int boundary;
@@ -130,7 +130,7 @@ struct Queue {
 
 struct Instance {
     Queue* queue;
-    Int id, pool;  // 0 short, 1 long
+    Int id, pool;  // pool 0 is short, 1 long
     std::vector<Int> begun;
     std::vector<Share> shares;
     Int mode = EAGER;
@@ -139,11 +139,11 @@ struct Instance {
     double start_s = 0, end_s = 0, step_s = 0, busy_s = 0, signals_s = 0, busy_before_s = 0;
     std::unordered_map<Int, Int> cached;
     Int num_steps = 0, tokens = 0, padded_tokens = 0;
-    // Of TemporalDisaggregation and AdaptiveWait.
+    // State of TemporalDisaggregation and AdaptiveWait.
     bool was_long = false;
     Int target = 0, full_rounds = 0, collected = 0;
     double window_s = 0, round_s = NOT_YET;
-    // Of OnTime.
+    // State of OnTime.
     double pace = 1, last_start_s = NOT_YET, last_step_s = 0;
     Int num_measured = 0;
     std::unordered_map<Int, double> first_come_s;
@@ -161,7 +161,7 @@ struct Event {
     }
 };
 
-// sum() of floats: from Python 3.12 on with what rounding lost (Neumaier 1974).
+// Python's sum() of floats. From Python 3.12 on it `compensates`: it adds what rounding lost (Neumaier 1974).
 double summed(const std::vector<double>& values, bool compensates) {
     double sum = 0, lost = 0;
     for (const double x : values) {
@@ -209,13 +209,13 @@ extern "C" {
 
 struct Setup {
     Int num_streams, num_instances, num_shapes;
-    const Int* streams;  // kind, first and last of its turns or sessions, clients
+    const Int* streams;  // four per stream: kind, first and end index of its turns or sessions, clients
     const double* think_s;
     const Int* session_id;
     const double* arrival_s;
-    const Int *first_round, *prefill, *decode;  // rounds of each session, and behind the last
+    const Int *first_round, *prefill, *decode;  // first_round as in cluster/core.cpp; tokens of each round
     const double* delay_s;
-    const Int* turns;  // session, turn, history, tokens and answered tokens of each
+    const Int* turns;  // five per turn: session, turn, history, tokens, answered tokens
     const double* turn_s;
     const double *factors, *batching, *wait, *own_model, *graph_model, *work_model, *router, *constants;
     const Int *depths, *shapes;
@@ -240,7 +240,7 @@ struct Simulation {
     std::deque<Queue> queues;
     std::vector<Instance> instances;
     std::vector<Live> lives;
-    std::vector<Int> next;  // session of each stream
+    std::vector<Int> next;  // the next session of each stream
     std::vector<Shape> shapes;
     std::priority_queue<Event, std::vector<Event>, std::greater<Event>> events;
     double now = 0;
@@ -379,7 +379,7 @@ struct Simulation {
         return found == instance.cached.end() ? 0 : std::min(task.history, found->second);
     }
 
-    // The instance with the least of a number, of equal ones the lowest id; -1 where none may be taken.
+    // Returns the instance with the least `number` of those that `may` be taken, the lowest id if several have it; -1 if there is none.
     template <typename Number, typename May>
     Int least(Number number, May may) const {
         Int found = -1;
@@ -463,7 +463,7 @@ struct Simulation {
         }
         if (setup.choice == NO_GRAPHS) return EAGER;
         Int shape = FALLBACK;
-        if (setup.choice == LADDER) {  // in rising order
+        if (setup.choice == LADDER) {  // its shapes are in rising order
             for (shape = 0; shape < setup.num_shapes && shapes[shape].length < rows; ++shape) {}
             if (shape == setup.num_shapes || double(shapes[shape].length) > setup.most_padding * double(rows)) return FALLBACK;
         } else {
@@ -521,7 +521,7 @@ struct Simulation {
         at(instance.end_s, FINISH, instance.id);
     }
 
-    // PrefillCost.
+    // PrefillCost: seconds of a step of the current `chunks`.
     double charged_s(Int mode) {
         const double *c = setup.constants, num = double(chunks.size());
         double fixed_s = c[0] + c[1] * num;
@@ -609,7 +609,7 @@ struct Simulation {
     }
 
     void control() {
-        // The time, then for each instance its pool and its three signals.
+        // We tell the controller the time, then each instance's pool and its three signals.
         std::vector<double> told{now};
         Int num_short = 0;
         for (const Instance& each : instances) num_short += !each.pool;
@@ -627,7 +627,7 @@ struct Simulation {
         }
         if (setup.ask(DECIDE, 0, setup.num_instances, nullptr, told.data()) <= 0) throw Stopped{};
         if (told[0] > 0) {
-            const Int grows = told[0] - 1;  // a pool
+            const Int grows = told[0] - 1;  // the pool that gets one more instance
             Int mover = -1, least_left = 0;
             for (const Instance& each : instances) {
                 if (each.pool == grows) continue;
@@ -660,7 +660,7 @@ struct Simulation {
         for (const Int id : waiting) send(id);
     }
 
-    // ---- batching policies: what each plans is left in ``shares``
+    // ---- batching policies: each leaves its plan in ``shares``
 
     void plan(Instance& instance, double& wake_s) {
         switch (setup.batching_kind) {
@@ -688,7 +688,7 @@ struct Simulation {
         }
     }
 
-    // AdaptiveWait, of constants: variant, W_min, W_max, sigma, delta, T_max, the objective, M_s, whether there is an objective.
+    // AdaptiveWait. `wait` holds: variant, W_min, W_max, sigma, delta, T_max, the objective, M_s, whether there is an objective.
     struct Waiting {
         Int depth;
         double wake_s = NOT_YET;
@@ -764,7 +764,7 @@ struct Simulation {
         return depth ? Waiting{depth} : Waiting{0, now};
     }
 
-    // TemporalDisaggregation, of constants: C_l, whether they pack, by urgency, most wait, M, joins, idle while waiting.
+    // TemporalDisaggregation. `batching` holds: C_l, whether long ones pack, by urgency, max_long_wait_s, M, joins, idle while waiting.
     void temporal(Instance& instance, double& wake_s) {
         const Queue& queue = *instance.queue;
         Waiting found{-1};
@@ -840,7 +840,7 @@ struct Simulation {
         }
     }
 
-    // Filling: ``shares`` of tasks, and which were admitted.
+    // Filling: the step in the making is ``shares``. `admitted` tasks are still in the queue.
     struct Filling {
         Int places;
         bool goes_past;
@@ -910,7 +910,7 @@ struct Simulation {
         return found;
     }
 
-    // Reserve and Moore-Hodgson, of constants: share, the objective, share of the backlog, least and most of a step, sequences, aging.
+    // Reserve and MooreHodgson. `batching` holds: share, objective, share of backlog, least and most seconds of a step, sequences, aging.
     void reserve(Instance& instance) {
         std::vector<Int> ids = all_of(instance), first, late;
         if (ids.empty()) return;
@@ -950,7 +950,7 @@ struct Simulation {
         for (std::size_t index = 0; index < ids.size(); ++index) (flags[index] ? keeps : gives_up).push_back(ids[index]);
     }
 
-    // OnTime, of constants: share, the objective, patience, haste, aging, least and most of a step, share of the backlog, sequences, unit.
+    // OnTime. `batching` holds: share, objective, patience, haste, aging, least and most step in units, share of backlog, sequences, unit.
     void on_time(Instance& instance) {
         const double* config = setup.batching;
         std::vector<Int> ids = all_of(instance), keeps, gives_up, others, other_up;
