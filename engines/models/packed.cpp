@@ -1,10 +1,10 @@
-// Products of rows with weights [outputs, inputs] that are packed as they are read. Every output is summed in float32 over its inputs
-// from first to last, whatever the number of rows, so a row's numbers are those it has alone.
+// Products of rows with weights [outputs, inputs], which are packed in the order in which we read them. Each output is one float32 sum
+// over its inputs from first to last, for any number of rows. So a row gets the same numbers alone and in a batch.
 //
-// In tiles, for AMX: a tile is 16 rows of 16 pairs of bfloat16; AMX multiplies two and adds what it gets to a third. Tiles are whole.
-// Without AMX the sums are made one by one, for tests.
-// In panels, for float32 and where bfloat16 has no product of its own: a panel's outputs of up to six rows stay in registers.
-// Weights may be int8 beside rows of either: a sum is then multiplied by its output's scale before a bias is added.
+// Tiles, for AMX: a tile is 16 rows of 16 pairs of bfloat16, padded with zeros. AMX multiplies two and adds the result to a third.
+// Without AMX we compute the same sums one by one, for tests.
+// Panels, for float32, and for bfloat16 if neither AMX nor oneDNN multiplies it: a panel's sums of up to six rows stay in registers.
+// Weights may be int8, with rows of either dtype: we multiply a sum by its output's scale before we add the bias.
 
 #include <array>
 
@@ -19,7 +19,7 @@ namespace {
 
 constexpr long SIDE = 16, TILE = 2 * SIDE * SIDE, WIDTH = 2 * SIDE;  // a row of a tile is WIDTH numbers
 constexpr long CACHED = 1 << 18, CACHED_SINGLE = 1 << 17;
-constexpr long AHEAD = 8;  // steps, of weights that come from memory
+constexpr long AHEAD = 8;  // how many steps ahead we prefetch weights from memory
 
 #ifdef __AMX_BF16__
 void configure() {
@@ -33,7 +33,7 @@ void configure() {
 
 void release() { _tile_release(); }
 
-// [32, WIDTH] of one or two tiles' rows and two tiles' outputs.
+// Multiplies one or two tiles of rows by two tiles of outputs, to [32, WIDTH]. If `is_first`, the weights come from memory.
 void multiply(const BFloat16* x, const BFloat16* weight, long steps, bool is_two, bool is_first, float* to) {
     _tile_zero(0);
     _tile_zero(1);
@@ -66,7 +66,7 @@ void release() {}
 void multiply(const BFloat16*, const BFloat16*, long, bool, bool, float*) {}
 #endif
 
-// The same sums, one by one.
+// The same sums without AMX, one by one.
 void multiply_alone(const BFloat16* x, const BFloat16* weight, long steps, long rows, float* to) {
     auto wide = [](BFloat16 of) { return load(&of, 1)[0]; };
     for (long row = 0; row < rows; row++)
@@ -80,7 +80,7 @@ void multiply_alone(const BFloat16* x, const BFloat16* weight, long steps, long 
         }
 }
 
-// The rows' tiles, those of 16 rows one behind the other; zeros behind the last row and the last input.
+// Copies rows to tiles: all tiles of the first 16 rows, then those of the next. After the last row and the last input come zeros.
 const BFloat16* tiled(const BFloat16* x, long rows, long inputs, long stride, long steps) {
     static thread_local std::vector<BFloat16> to;
     const long tiles = (rows + SIDE - 1) / SIDE * steps;
@@ -98,7 +98,7 @@ const BFloat16* tiled(const BFloat16* x, long rows, long inputs, long stride, lo
 
 const BFloat16* widened(const BFloat16* weight, long) { return weight; }
 
-// bfloat16 holds every int8.
+// bfloat16 represents every int8 exactly.
 const BFloat16* widened(const int8_t* weight, long size) {
     static thread_local std::vector<BFloat16> to;
     if ((long)to.size() < size) to.resize(size);
@@ -106,19 +106,19 @@ const BFloat16* widened(const int8_t* weight, long size) {
     return to.data();
 }
 
-// Vectors of a panel, so that the sums of SEVERAL_ROWS rows stay in registers; and what a lone row is multiplied with at once.
+// A panel has VECTORS vectors, so that the sums of SEVERAL_ROWS rows stay in registers. A lone row gets UNIT outputs at once.
 constexpr int VECTORS = LANES == 16 ? 4 : 2, SEVERAL_ROWS = 6;
 constexpr long PANEL = VECTORS * LANES, UNIT = 64;
-constexpr long BYTES_AHEAD = 6144;           // of weights that come from memory
-constexpr long MOST_INPUTS = 1024;           // that more than FEW_ROWS rows are multiplied by, before the next
-constexpr long FEW_ROWS = 3 * SEVERAL_ROWS;  // whose weights are widened as they are read, not beforehand
+constexpr long BYTES_AHEAD = 6144;           // how far ahead we prefetch weights from memory
+constexpr long MOST_INPUTS = 1024;           // with more than FEW_ROWS rows, all add up this many inputs before the next ones
+constexpr long FEW_ROWS = 3 * SEVERAL_ROWS;  // with up to so many rows, we widen weights while reading, not beforehand
 
-// A product's sizes, and the part at hand of it: the inputs `from` to `to`, which panels of `height` inputs hold.
+// A product's sizes, and the part that we compute now: inputs `from` to `to`, from panels of `height` inputs.
 struct Part {
     long stride, from, to, height, inputs, outputs;
 };
 
-// What outputs are multiplied by, or null, and what is then added to them, or null.
+// The scales that multiply the outputs, and the bias that we then add. Each may be null.
 template <typename T>
 struct Ending {
     const float* scale;
@@ -133,7 +133,7 @@ struct Ending {
     }
 };
 
-// R rows and up to n outputs: V vectors each of P panels [height, PANEL], one panel behind the other. Sums wait in `partial`.
+// Multiplies R rows by up to n outputs: V vectors of each of P adjacent panels [height, PANEL]. Unfinished sums wait in `partial`.
 template <typename T, typename W, int R, int P, int V>
 void multiply_panels(const Part& of, const float* x, const W* weight, bool is_first, float* partial, Ending<T> end, T* out, long n) {
     constexpr long AHEAD = BYTES_AHEAD / P / (long)sizeof(W), LINE = std::max(64 / (PANEL * (long)sizeof(W)), 1L);
@@ -177,7 +177,7 @@ constexpr auto of_vectors(std::integer_sequence<int, V...>) {
 template <typename T, typename W>
 constexpr auto OF_VECTORS = of_vectors<T, W>(std::make_integer_sequence<int, VECTORS>());
 
-// Up to n outputs of all rows, as many rows at once as has them alike. A lone row has all panels of a unit.
+// Up to n outputs of all rows, in groups of about equal numbers of rows. A lone row gets all panels of a unit at once.
 template <typename T, typename W>
 void multiply_rows(const Part& of, const float* x, const W* weight, long rows, float* partial, Ending<T> end, T* out, long n) {
     for (long groups = (rows + SEVERAL_ROWS - 1) / SEVERAL_ROWS, row = 0; groups > 0; groups--) {
@@ -205,7 +205,7 @@ void multiply_in_panels(const T* given, const W* weight, Ending<T> end_of, T* ou
                         long threads) {
     static thread_local std::vector<float> widened;
     const float* x = single(given, rows, inputs, stride, widened);
-    // As many as the second cache holds beside weights.
+    // As many rows as the L2 cache holds beside weights.
     const long most = std::max(CACHED_SINGLE / std::clamp(inputs, 1L, MOST_INPUTS) / SEVERAL_ROWS, 1L) * SEVERAL_ROWS;
     for (long begin = 0; begin < rows; begin += most) {
         const long some = std::min(rows - begin, most);
@@ -234,7 +234,7 @@ void multiply_in_panels(const T* given, const W* weight, Ending<T> end_of, T* ou
 
 }  // namespace
 
-// Outputs of a panel; 0 where a sum would be rounded twice an input.
+// Returns the outputs of a panel; 0 without fused multiply-adds, because sums would be rounded twice per input.
 extern "C" long panel() {
 #if defined(__AVX512F__) || defined(__AVX2__) && defined(__FMA__)
     return PANEL;
@@ -259,7 +259,7 @@ void multiply_in_tiles(const BFloat16* x, const W* weight, Ending<BFloat16> end,
                        long stride, long threads) {
     const long steps = (inputs + WIDTH - 1) / WIDTH, columns = (outputs + WIDTH - 1) / WIDTH, size = steps * 2 * TILE;
     const bool in_tiles = has_tiles();
-    // As many as the second cache holds beside weights.
+    // As many rows as the L2 cache holds beside weights.
     const long most = std::max(CACHED / (steps * WIDTH) / (2 * SIDE), 1L) * 2 * SIDE;
     if (rows > most) multiply_in_tiles(x + most * stride, weight, end, out + most * outputs, rows - most, inputs, outputs, stride, threads);
     rows = std::min(rows, most);
@@ -311,7 +311,7 @@ MULTIPLY(multiply_float32, multiply_any, float, float)
 MULTIPLY(multiply_float32_int8, multiply_any, float, int8_t)
 MULTIPLY(multiply_bfloat16, multiply_any, BFloat16, BFloat16)
 MULTIPLY(multiply_bfloat16_int8, multiply_any, BFloat16, int8_t)
-// Each order by itself, for tests.
+// Each way to pack weights by itself, for tests.
 MULTIPLY(multiply_panels_bfloat16, multiply_in_panels, BFloat16, BFloat16)
 MULTIPLY(multiply_panels_bfloat16_int8, multiply_in_panels, BFloat16, int8_t)
 MULTIPLY(multiply_tiles_bfloat16, multiply_in_tiles, BFloat16, BFloat16)
