@@ -17,8 +17,8 @@ Kind = TypeVar("Kind", bound="Contender")
 def contenders_beside(module: str, kind: type[Kind]) -> Mapping[str, Kind]:
     """Return the contenders of the YAML file beside a module's file, by name."""
     rows = read_yaml(Path(module).with_suffix(".yaml"))
-    found = (kind(**{**row, "knobs": tuple(row.get("knobs", {}).items())}) for row in rows)
-    return MappingProxyType({each.name: each for each in found})
+    contenders = (kind(**{**row, "knobs": tuple(row.get("knobs", {}).items())}) for row in rows)
+    return MappingProxyType({contender.name: contender for contender in contenders})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,5 +48,5 @@ class Contender:
     ) -> Cell:
         """Its own knobs come before ``knobs``. ``together`` names the comparison that a measured cell is made in."""
         compared = () if together is None else view.together(together)
-        own = {**dict(self.knobs), **knobs, **dict(compared)}
-        return view.cell(None, self.system, dataset, rate=rate, knobs=tuple(own.items()))
+        merged = {**dict(self.knobs), **knobs, **dict(compared)}
+        return view.cell(None, self.system, dataset, rate=rate, knobs=tuple(merged.items()))

@@ -36,7 +36,7 @@ class Table:
 
 
 def table(items: Iterable[Item], columns: Columns[Item]) -> Table:
-    return Table(columns=tuple(columns), rows=[tuple(of(item) for of in columns.values()) for item in items])
+    return Table(columns=tuple(columns), rows=[tuple(column(item) for column in columns.values()) for item in items])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,31 +87,31 @@ def figure(
     """``name`` is ``paper/figure``, or the bare name if ``paper`` is given; by default the paper lists its title. ``cells`` is None if
     arithmetic is enough. ``card`` is the paper's card, or its cards if it does not say which. Only there, with baselines as published,
     are its numbers comparable. ``origin`` tells, on pictures and the terminal, how the runs came about."""
-    on = card if isinstance(card, tuple) else tuple(filter(None, [card]))
-    whole = name if paper is None else f"{paper}/{name}"
-    title, bare = title or FIGURES[whole].title, whole.rpartition("/")[2]
+    cards = card if isinstance(card, tuple) else tuple(filter(None, [card]))
+    full_name = name if paper is None else f"{paper}/{name}"
+    title, short_name = title or FIGURES[full_name].title, full_name.rpartition("/")[2]
 
     @_of_last_view
     def asked(view: View) -> list[Cell]:
-        found = () if cells is None else in_order(cells(view), view)
-        return list({cell.key: cell.asked_by(bare) for cell in found}.values())
+        ordered = () if cells is None else in_order(cells(view), view)
+        return list({cell.key: cell.asked_by(short_name) for cell in ordered}.values())
 
     def render(stored: Sequence[StoredRun], view: View, out: Path) -> Rendered:
         runs = Runs(stored, view)
         wanted = asked(view)
         if wanted and not stored:
             raise UserError(
-                f"figure {bare} on platform={view.platform.name!r} has no runs: run this first: repro reproduce {bare} "
+                f"figure {short_name} on platform={view.platform.name!r} has no runs: run this first: repro reproduce {short_name} "
                 f"--platform {view.platform.name}"
             )
         shown = _with_origin(page(runs), runs, wanted, origin)
-        return _write(shown, title, lambda: under_title(runs), out / f"{bare}-{view.stem}")
+        return _write(shown, title, lambda: under_title(runs), out / f"{short_name}-{view.stem}")
 
     def found(stored: Sequence[StoredRun], view: View) -> list[Finding]:
-        if card is not None and (view.platform.name not in on or view.reading != "published"):
+        if card is not None and (view.platform.name not in cards or view.reading != "published"):
             return []
-        place = f"card={view.platform.name}" if len(on) > 1 else ""
-        return [replace(each, place=place) if place else each for each in findings(Runs(stored, view))]
+        label = f"card={view.platform.name}" if len(cards) > 1 else ""
+        return [replace(finding, place=label) if label else finding for finding in findings(Runs(stored, view))]
 
     return Figure(
         title=title,
@@ -122,7 +122,7 @@ def figure(
         findings=found,
         num_runs=1 if cells is None else num_runs,
         is_timed=is_timed,
-        decides_on=decides_on if card is None else on,
+        decides_on=decides_on if card is None else cards,
         place=place,
     )
 
@@ -142,8 +142,8 @@ def _of_last_view(cells: Callable[[View], list[Cell]]) -> Callable[[View], list[
 
 def seed_by_seed(cells: Iterable[Cell], view: View) -> list[Cell]:
     """Order all cells of one seed before the next, so that a stopped sweep has whole repeats."""
-    kept = list(dict.fromkeys(cells))
-    return [cell.with_seed(seed) for seed in view.seeds for cell in kept]
+    unique = list(dict.fromkeys(cells))
+    return [cell.with_seed(seed) for seed in view.seeds for cell in unique]
 
 
 def cell_by_cell(cells: Iterable[Cell], view: View) -> list[Cell]:
@@ -157,9 +157,9 @@ def _with_origin(page: Page, runs: Runs, asked: Sequence[Cell], origin: Callable
     if page.picture is None:
         return replace(page, notes=notes)
     repeats = repeats_line(runs.all) if page.picture.repeats is None else page.picture.repeats
-    said = origin(runs) if runs.all else ()
-    picture = replace(page.picture, caption=[*page.picture.caption, *said], repeats=repeats)
-    return replace(page, notes=[*notes, *said], picture=picture)
+    sentences = origin(runs) if runs.all else ()
+    picture = replace(page.picture, caption=[*page.picture.caption, *sentences], repeats=repeats)
+    return replace(page, notes=[*notes, *sentences], picture=picture)
 
 
 def _write(page: Page, title: str, under: Callable[[], str], place: Path) -> Rendered:
@@ -199,7 +199,7 @@ def in_numbers(panels: Sequence[Panel]) -> Table:
     labels = dict.fromkeys(label for row in rows.values() for label in row)
     return Table(
         columns=("panel", "at", *labels),
-        rows=[(*where, *(row.get(label, "-") for label in labels)) for where, row in rows.items()],
+        rows=[(*key, *(row.get(label, "-") for label in labels)) for key, row in rows.items()],
     )
 
 
@@ -207,9 +207,9 @@ def _draw(picture: Picture, title: str, out: Path, stem: str) -> tuple[Path, ...
     """Write PNG, PDF and caption; only the caption if no pictures are wanted."""
     panels, caption = drawn_panels(picture)
     if PICTURES.get() == "none":
-        text = out / f"{stem}.txt"
-        replace_bytes(text, style.caption_file(title, caption))
-        return (text,)
+        path = out / f"{stem}.txt"
+        replace_bytes(path, style.caption_file(title, caption))
+        return (path,)
     files = tuple(out / f"{stem}.{kind}" for kind in ("png", "pdf", "txt"))
     png, pdf = _pictures(panels, picture, title, files[-1].name)
     replace_all(dict(zip(files, (png, pdf, style.caption_file(title, caption)), strict=True)))
@@ -226,22 +226,22 @@ def _pictures(panels: Sequence[Panel], picture: Picture, title: str, text: str) 
 
     def drawn() -> bytes:
         with style.drawing():
-            figure, axes = style.grid_of_panels([panel.title for panel in panels], columns=columns)
-            for panel, own in zip(panels, axes, strict=True):
-                panel.draw(own)
-            style.compose(figure, axes, title=above, line=below, columns=columns, width_inches=width)
+            figure, all_axes = style.grid_of_panels([panel.title for panel in panels], columns=columns)
+            for panel, axes in zip(panels, all_axes, strict=True):
+                panel.draw(axes)
+            style.compose(figure, all_axes, title=above, line=below, columns=columns, width_inches=width)
             png, pdf = style.rendered(figure, "png"), style.rendered(figure, "pdf")
         return len(png).to_bytes(8, "little") + png + pdf
 
-    known = _known_by((panels, columns, width, above, below))
-    if known is None:
-        both = drawn()
+    inputs = _known_by((panels, columns, width, above, below))
+    if inputs is None:
+        content = drawn()
     else:
-        code = (each.read_bytes() for each in sorted(_HOME.rglob("*")) if each.suffix in (".py", ".mplstyle"))
+        code = (path.read_bytes() for path in sorted(_HOME.rglob("*")) if path.suffix in (".py", ".mplstyle"))
         versions = (f"{name} {version(name)}".encode() for name in ("matplotlib", "fonttools", "numpy", "pillow"))
-        both = kept_or_made("pictures", (*known, *versions, *code), drawn)
-    end = 8 + int.from_bytes(both[:8], "little")
-    return both[8:end], both[end:]
+        content = kept_or_made("pictures", (*inputs, *versions, *code), drawn)
+    end = 8 + int.from_bytes(content[:8], "little")
+    return content[8:end], content[end:]
 
 
 class _Pickler(pickle.Pickler):

@@ -55,7 +55,7 @@ class Line:
     def draw(self, axes: "Axes") -> None:
         if not self.is_drawn:
             return
-        means = [math.nan if each.mean is None else self.base + self.scale * each.mean for each in self.at]
+        means = [math.nan if interval.mean is None else self.base + self.scale * interval.mean for interval in self.at]
         errors: Any = list(zip(*self.spread, strict=True)) if self.spread is not None else None
         if errors is None:
             errors = _errors(self.at, self.scale, self.base, self.within)
@@ -108,7 +108,7 @@ class Bars:
     def draw(self, axes: "Axes") -> None:
         axes.bar(
             self.places,
-            [each.mean or 0.0 for each in self.at],
+            [interval.mean or 0.0 for interval in self.at],
             self.width,
             yerr=_errors(self.at, within=self.within),
             capsize=self.capsize,
@@ -117,8 +117,8 @@ class Bars:
             edgecolor=self.edge,
             label=self.label,
         )
-        for place, each in zip(self.places, self.at, strict=True) if self.is_numbered else ():
-            style.foot_label(axes, place, each.mean)
+        for place, interval in zip(self.places, self.at, strict=True) if self.is_numbered else ():
+            style.foot_label(axes, place, interval.mean)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,14 +270,14 @@ class Axis:
     """Free space at both ends, as a share of the drawn range."""
 
     def draw(self, axes: "Axes", name: Literal["x", "y"]) -> None:
-        own = {each: getattr(axes, f"set_{name}{each}") for each in ("scale", "ticks", "lim", "label")}
+        setters = {part: getattr(axes, f"set_{name}{part}") for part in ("scale", "ticks", "lim", "label")}
         if self.scale == "plain log":
             style.log_scale(axes, name)
         elif self.scale != "linear":
-            own["scale"]("log", **({"base": 2} if self.scale == "log2" else {}))
+            setters["scale"]("log", **({"base": 2} if self.scale == "log2" else {}))
         if self.ticks is not None:
             names = [f"{tick:g}" for tick in self.ticks] if self.names is None else list(self.names)
-            own["ticks"](list(self.ticks), names, **_given(fontsize=self.size, rotation=self.rotation))
+            setters["ticks"](list(self.ticks), names, **_given(fontsize=self.size, rotation=self.rotation))
         if self.scale in ("log2", "log") and self.ticks is not None:
             axes.minorticks_off()
         if self.margin is not None:
@@ -285,11 +285,11 @@ class Axis:
         if self.is_inverted:
             axes.invert_yaxis()
         if self.limits is not None:
-            own["lim"](*self.limits)
+            setters["lim"](*self.limits)
         if self.label is not None:
             # On a line of its own: one long label would be longer than the panel is high.
-            before = ", " if name == "x" else "\n"
-            own["label"](self.label + ("" if self.better is None else f"{before}{self.better} is better"))
+            separator = ", " if name == "x" else "\n"
+            setters["label"](self.label + ("" if self.better is None else f"{separator}{self.better} is better"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +307,7 @@ class Panel:
             printed = layer.bounds if isinstance(layer, AtMost) else [layer.value] if isinstance(layer, Mark) else []
             if any(value < FLAT_PERCENT for value in printed):
                 return False
-        means = [each.mean for line in lines for each in line.at if each.mean is not None]
+        means = [interval.mean for line in lines for interval in line.at if interval.mean is not None]
         return bool(means) and all(line.within == OF_SHARES for line in lines) and min(means) >= FLAT_PERCENT
 
     def draw(self, axes: "Axes") -> None:
@@ -321,21 +321,21 @@ class Panel:
         for layer in self.layers:
             match layer:
                 case Line(places=places, texts=texts) if texts is not None:
-                    told = zip(places, texts, strict=True)
-                    yield from ((self.name_of(place), layer.label, text) for place, text in told)
+                    text_pairs = zip(places, texts, strict=True)
+                    yield from ((self.name_of(place), layer.label, text) for place, text in text_pairs)
                 case Line(at=at, names=names) if names is not None:
-                    yield from ((name, layer.label, said(each)) for name, each in zip(names, at, strict=True))
+                    yield from ((name, layer.label, said(mean)) for name, mean in zip(names, at, strict=True))
                 case Line(places=places, at=at) | Bars(places=places, at=at):
-                    found = zip(places, at, strict=True)
-                    yield from ((self.name_of(place), layer.label or "value", said(each)) for place, each in found)
+                    pairs = zip(places, at, strict=True)
+                    yield from ((self.name_of(place), layer.label or "value", said(mean)) for place, mean in pairs)
                 case Points(places=places, values=values, has_values=True):
                     points = zip(places, values, strict=True)
                     yield from ((self.name_of(place), layer.label, brief(value)) for place, value in points)
                 case Mark(place=place, value=value, name=name):
                     yield (self.name_of(place) if name is None else name), layer.label, brief(value)
                 case AtMost(places=places, bounds=bounds):
-                    most = zip(places, bounds, strict=True)
-                    yield from ((self.name_of(place), layer.label, f"<= {brief(value)}") for place, value in most)
+                    limits = zip(places, bounds, strict=True)
+                    yield from ((self.name_of(place), layer.label, f"<= {brief(value)}") for place, value in limits)
                 case Guide(value=value, label=str(label), is_printed=True):
                     yield "all", label, brief(value)
 
@@ -352,16 +352,16 @@ def _errors(
     at: Sequence[Interval], scale: float = 1.0, base: float = 0.0, within: Bounds = ANYWHERE
 ) -> list[list[float]] | None:
     """Lengths below and above each mean, as drawn; None if no mean has an interval."""
-    arms = [_arms(each, scale, base, within) for each in at]
+    arms = [_arms(interval, scale, base, within) for interval in at]
     return [list(ends) for ends in zip(*arms, strict=True)] if any(map(any, arms)) else None
 
 
 def _arms(each: Interval, scale: float, base: float, within: Bounds) -> tuple[float, float]:
     (below, above), (low, high) = each.arms, within
-    drawn = base + scale * (each.mean or 0.0)
+    mean = base + scale * (each.mean or 0.0)
     return (
-        scale * below if low is None else max(0.0, min(scale * below, drawn - low)),
-        scale * above if high is None else max(0.0, min(scale * above, high - drawn)),
+        scale * below if low is None else max(0.0, min(scale * below, mean - low)),
+        scale * above if high is None else max(0.0, min(scale * above, high - mean)),
     )
 
 

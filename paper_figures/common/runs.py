@@ -30,8 +30,8 @@ class Measure:
         value: Any = run.summary
         for name in self.path.split("/"):
             value = value[name]
-        found: float | None = value if value is None or self.scale is None else self.scale * value
-        return found
+        scaled: float | None = value if value is None or self.scale is None else self.scale * value
+        return scaled
 
 
 class Runs:

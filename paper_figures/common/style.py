@@ -78,8 +78,8 @@ def drawing() -> Iterator[None]:
     with mpl.rc_context():
         mpl.rcdefaults()  # ignore a user's own settings
         mpl.rc_file(Path(__file__).with_suffix(".mplstyle"), use_default_template=False)
-        own: Any = {"figure.dpi": DPI, **dict.fromkeys(_LETTERS, LETTER_POINTS)}
-        mpl.rcParams.update(own)
+        settings: Any = {"figure.dpi": DPI, **dict.fromkeys(_LETTERS, LETTER_POINTS)}
+        mpl.rcParams.update(settings)
         yield
 
 
@@ -97,8 +97,8 @@ def grid_of_panels(titles: Sequence[str], *, columns: int) -> tuple[Figure, list
     panels = places[: len(titles)]
     for axes in places[len(titles) :]:
         axes.remove()
-    for axes, text in zip(panels, titles, strict=True):
-        axes.set_title(text)
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set_title(title)
         axes.spines[["top", "right"]].set_visible(False)
     return figure, panels
 
@@ -123,7 +123,7 @@ def compose(
     panel_height = min(PANEL_HEIGHTS[min(columns, 3)], PANELS_INCHES / num_rows)
     figure.set_size_inches(width, panel_height * num_rows + 2)
     heading = "\n".join(
-        part for each in title.split("\n") for part in balanced(each, int(width * TITLE_CHARACTERS_PER_INCH))
+        part for row in title.split("\n") for part in balanced(row, int(width * TITLE_CHARACTERS_PER_INCH))
     )
     suptitle = figure.suptitle(heading, va="top", fontsize=TITLE_POINTS) if heading else None
     _name_once(panels, columns)
@@ -155,8 +155,8 @@ def compose(
     for axes in panels:
         _move_labels(figure, axes)
     if line:
-        place: Any = {"x": 0.1 / width, "y": 1 - line_top / height, "ha": "left", "va": "top"}
-        figure.supxlabel(line, **place, fontsize=LETTER_POINTS, color="#404040")
+        placement: Any = {"x": 0.1 / width, "y": 1 - line_top / height, "ha": "left", "va": "top"}
+        figure.supxlabel(line, **placement, fontsize=LETTER_POINTS, color="#404040")
 
 
 def width_of(columns: int, asked: float | None = None) -> float:
@@ -166,12 +166,12 @@ def width_of(columns: int, asked: float | None = None) -> float:
 
 def _name_once(panels: Sequence[Axes], columns: int) -> None:
     """Hide an axis name if the panel below, or the one to the left, has the same."""
-    above = [at for at in range(len(panels) - columns) if _names(panels, at)[0] == _names(panels, at + columns)[0]]
-    right = [at for at in range(len(panels)) if at % columns and _names(panels, at)[1] == _names(panels, at - 1)[1]]
-    for at in above:
-        panels[at].set_xlabel("")
-    for at in right:
-        panels[at].set_ylabel("")
+    above = [i for i in range(len(panels) - columns) if _names(panels, i)[0] == _names(panels, i + columns)[0]]
+    right = [i for i in range(len(panels)) if i % columns and _names(panels, i)[1] == _names(panels, i - 1)[1]]
+    for i in above:
+        panels[i].set_xlabel("")
+    for i in right:
+        panels[i].set_ylabel("")
 
 
 def _names(panels: Sequence[Axes], at: int) -> tuple[str, str]:
@@ -190,8 +190,8 @@ def balanced(text: str, most: int) -> list[str]:
 def caption_line(repeats: str, more: str, characters: int) -> str:
     """The line under the panels: the number of repeats, if that fits, and the file with the whole caption."""
     pointer = f"Full caption: {more}."
-    whole = f"{repeats} {pointer}".strip()
-    return whole if len(whole) <= characters else pointer
+    line = f"{repeats} {pointer}".strip()
+    return line if len(line) <= characters else pointer
 
 
 def _legend(figure: Figure, panels: Sequence[Axes], width: float) -> Any:
@@ -199,10 +199,10 @@ def _legend(figure: Figure, panels: Sequence[Axes], width: float) -> Any:
     drawing."""
     entries: dict[str, Any] = {}
     for axes in panels:
-        drawn = {id(artist): place for place, artist in enumerate(axes.get_children())}
+        draw_order = {id(artist): index for index, artist in enumerate(axes.get_children())}
         handles, labels = axes.get_legend_handles_labels()
-        places = [drawn[id(_main(handle))] for handle in handles]
-        for _, label, handle in sorted(zip(places, labels, handles, strict=True), key=lambda each: each[0]):
+        positions = [draw_order[id(_main(handle))] for handle in handles]
+        for _, label, handle in sorted(zip(positions, labels, handles, strict=True), key=lambda each: each[0]):
             entries.setdefault(label, handle)
     legend = None
     for rows in range(1, len(entries) + 1):
@@ -313,9 +313,9 @@ OFFSETS = tuple((distance * x, distance * y) for distance in (4, 8, 13, 19, 26, 
 
 def label_beside(axes: Axes, text: str, place: float, value: float, color: str) -> None:
     offset: Any = {"xytext": OFFSETS[0], "textcoords": "offset points", "gid": BESIDE}
-    words = axes.annotate(text, (place, value), **offset, fontsize=LEAST_POINTS, color=color, annotation_clip=False)
-    words.set_zorder(11)
-    words.set_in_layout(False)  # it will lie inside the panel, so it needs no margin
+    note = axes.annotate(text, (place, value), **offset, fontsize=LEAST_POINTS, color=color, annotation_clip=False)
+    note.set_zorder(11)
+    note.set_in_layout(False)  # it will lie inside the panel, so it needs no margin
 
 
 def _move_labels(figure: Figure, axes: Axes) -> None:
@@ -348,10 +348,10 @@ def _boxes(axes: Axes, dpi: float) -> list[Any]:
         points = line.get_transform().transform(line.get_xydata())
         if line.get_marker() not in ("", "None", None, "|", "_"):
             half = line.get_markersize() * dpi / 144
-            boxes += [Bbox([at - half, at + half]) for at in points]
+            boxes += [Bbox([point - half, point + half]) for point in points]
         if "None" not in (line.get_linestyle(), line.get_marker()):
             for start, end in itertools.pairwise(points):
-                boxes += [Bbox([at, at + 1]) for at in np.linspace(start, end, BOXES_A_PIECE)]
+                boxes += [Bbox([point, point + 1]) for point in np.linspace(start, end, BOXES_A_PIECE)]
     return boxes
 
 
@@ -364,9 +364,9 @@ def caption_file(title: str, sentences: Sequence[str]) -> bytes:
 
 def rendered(figure: Figure, kind: Literal["png", "pdf"]) -> bytes:
     """Render the figure without dates or versions in the file."""
-    without = {"png": {"Software": None}, "pdf": {"Creator": None, "Producer": None, "CreationDate": None}}
+    metadata = {"png": {"Software": None}, "pdf": {"Creator": None, "Producer": None, "CreationDate": None}}
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, dpi=DPI, metadata=without[kind])
+    figure.savefig(buffer, format=kind, dpi=DPI, metadata=metadata[kind])
     return buffer.getvalue()
 
 

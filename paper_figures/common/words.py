@@ -11,14 +11,14 @@ def said(interval: Interval, unit: str = "", digits: int = 1) -> str:
     if interval.mean is None:
         return "-"
     shown_digits = decimals(interval, digits)
-    text, behind = f"{interval.mean:.{shown_digits}f}", f" {unit}" if unit else ""
+    text, suffix = f"{interval.mean:.{shown_digits}f}", f" {unit}" if unit else ""
     if unit == "x":
-        text, behind = f"{text}x", ""
+        text, suffix = f"{text}x", ""
     if interval.bounds is not None:
         text += f" [{', '.join(f'{end:.{shown_digits}f}' for end in interval.bounds)}]"
     elif interval.half_width is not None:
         text += f" ± {interval.half_width:.{shown_digits}f}"
-    return text + behind
+    return text + suffix
 
 
 def ends(interval: Interval) -> tuple[float | None, float | None, float | None]:
