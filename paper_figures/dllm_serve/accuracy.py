@@ -31,27 +31,27 @@ def cell(view: View, configuration: Configuration, task: str) -> Cell:
 
 def cells(view: View) -> list[Cell]:
     check_answers(view)
-    return cell_by_cell((cell(view, each, task) for each in CONFIGURATIONS for task in TASKS), view)
+    return cell_by_cell((cell(view, config, task) for config in CONFIGURATIONS for task in TASKS), view)
 
 
 def solutions(runs: Runs) -> Solutions:
-    found = {
-        (each.contender, each.rule, task): share(runs.of(cell(runs.view, each, task)))
-        for each in CONFIGURATIONS
+    shares = {
+        (config.contender, config.rule, task): share(runs.of(cell(runs.view, config, task)))
+        for config in CONFIGURATIONS
         for task in TASKS
     }
-    return {place: solved for place, solved in found.items() if solved is not None}
+    return {place: solved for place, solved in shares.items() if solved is not None}
 
 
 def page(runs: Runs) -> Page:
     found = solutions(runs)
-    asked = [(each, task) for each in CONFIGURATIONS for task in TASKS]
+    pairs = [(config, task) for config in CONFIGURATIONS for task in TASKS]
     return Page(
         table=Table(
             columns=("system", "cache rule", *(f"{task} %" for task in TASKS), "as without a cache", "valid"),
-            rows=[table_row(runs, each, found) for each in CONFIGURATIONS],
+            rows=[table_row(runs, config, found) for config in CONFIGURATIONS],
         ),
-        csv=Table(columns=CSV_COLUMNS, rows=[row for each, task in asked for row in csv_rows(runs, each, task, found)]),
+        csv=Table(columns=CSV_COLUMNS, rows=[row for each, task in pairs for row in csv_rows(runs, each, task, found)]),
         notes=[
             *first_dense_notes(found),
             *how_obtained(runs.all),
@@ -66,27 +66,27 @@ def page(runs: Runs) -> Page:
 
 
 def table_row(runs: Runs, configuration: Configuration, found: Solutions) -> tuple[str, ...]:
-    own = [run for task in TASKS for run in runs.of(cell(runs.view, configuration, task))]
+    repeats = [run for task in TASKS for run in runs.of(cell(runs.view, configuration, task))]
     solved = [found.get((configuration.contender, configuration.rule, task)) for task in TASKS]
     return (
         title_of(configuration.contender),
         configuration.rule,
-        *("-" if each is None else str(each) for each in solved),
+        *("-" if answer is None else str(answer) for answer in solved),
         "-" if None in solved else "yes" if is_dense(configuration, found) else "no",
-        validity_text(own),
+        validity_text(repeats),
     )
 
 
 def csv_rows(runs: Runs, configuration: Configuration, task: str, found: Solutions) -> list[tuple[object, ...]]:
     """Return one row for each criterion."""
-    own = runs.of(cell(runs.view, configuration, task))
+    repeats = runs.of(cell(runs.view, configuration, task))
     return [
         (
             *(runs.view.platform.name, configuration.contender, configuration.system, configuration.rule, task),
             *(criterion, is_strict, *numbers, is_dense(configuration, found)),
-            *(obtained_text(own), all_valid(own), " ".join(run.cell.folder_name for run in own)),
+            *(obtained_text(repeats), all_valid(repeats), " ".join(run.cell.folder_name for run in repeats)),
         )
-        for criterion, is_strict, numbers in by_criterion(own, task)
+        for criterion, is_strict, numbers in by_criterion(repeats, task)
     ]
 
 

@@ -15,17 +15,17 @@ def title_of(contender: str) -> str:
 
 def verdicts(runs: Sequence[StoredRun], column: str = "correct") -> list[bool]:
     """Return verdicts of valid runs, by seed and problem; empty if one was not graded."""
-    found = [verdict for run in runs if run.validity.valid for verdict in run.record.requests[column]]
-    return [] if None in found else found
+    graded = [verdict for run in runs if run.validity.valid for verdict in run.record.requests[column]]
+    return [] if None in graded else graded
 
 
 def share(runs: Sequence[StoredRun], column: str = "correct") -> Solved | None:
     """Return the share solved over all repeats; None if one was not graded."""
-    found = verdicts(runs, column)
-    if not found:
+    graded = verdicts(runs, column)
+    if not graded:
         return None
-    low, high = wilson_interval(sum(found), len(found))
-    return Solved(share=sum(found) / len(found), low=low, high=high, n=len(found))
+    low, high = wilson_interval(sum(graded), len(graded))
+    return Solved(share=sum(graded) / len(graded), low=low, high=high, n=len(graded))
 
 
 def numbers_of(solved: Solved | None) -> tuple[float | None, ...]:
@@ -42,10 +42,13 @@ def by_criterion(runs: Sequence[StoredRun], task: str) -> Iterator[tuple[str | N
 
 def answer_notes(runs: Sequence[StoredRun]) -> list[str]:
     """Tell the accuracy of every measured configuration among the runs, and of the model without a cache."""
-    asked = [(run.cell.system, run.cell.knob_values) for run in runs]
-    found = dict.fromkeys(each for system, knobs in asked if (each := configuration_of(system, knobs)) is not None)
+    cells = [(run.cell.system, run.cell.knob_values) for run in runs]
+    configs = dict.fromkeys(
+        config for system, knobs in cells if (config := configuration_of(system, knobs)) is not None
+    )
     texts = [
-        f"{title_of(each.contender)} ({each.rule}) {_said([solved_by(each, task) for task in TASKS])}" for each in found
+        f"{title_of(config.contender)} ({config.rule}) {_said([solved_by(config, task) for task in TASKS])}"
+        for config in configs
     ]
     if not texts:
         return []

@@ -40,13 +40,13 @@ def system_of(contender: str) -> str:
 
 def look_of(contender: str) -> Look:
     """Return a contender's look; a variant has its system's colour."""
-    own = system_look(system_of(contender))
-    return own if contender != SINGLE_REFRESH else replace(own, title=title_of(contender), marker="P", linestyle="--")
+    look = system_look(system_of(contender))
+    return look if contender != SINGLE_REFRESH else replace(look, title=title_of(contender), marker="P", linestyle="--")
 
 
 def rate_cells(view: View, rates_of: Callable[[str], Sequence[float]]) -> list[Cell]:
     """Return every contender on every data set at each of its rates. Figures share these runs, also measured ones."""
-    asked = (
+    cells = (
         view.cell(
             None,
             system_of(contender),
@@ -58,7 +58,7 @@ def rate_cells(view: View, rates_of: Callable[[str], Sequence[float]]) -> list[C
         for contender in contenders_of(view)
         for rate in rates_of(dataset)
     )
-    return cell_by_cell(asked, view)
+    return cell_by_cell(cells, view)
 
 
 def requests_at(view: View, rate: float) -> Knobs:
@@ -71,8 +71,8 @@ def contender_knobs(view: View, contender: str) -> Knobs:
     """Return the knobs that the view's reading of baselines and its accuracy set for a contender."""
     single: Knobs = (("refresh_delay", 0),) if contender == SINGLE_REFRESH and view.accuracy == "usual" else ()
     reading = () if system_of(contender) == OURS else view.baseline_knobs()
-    kept = () if view.accuracy == "usual" else at_dense_accuracy(contender).knobs
-    return (*single, *reading, *kept)
+    retention = () if view.accuracy == "usual" else at_dense_accuracy(contender).knobs
+    return (*single, *reading, *retention)
 
 
 def labels(view: View) -> dict[str, str]:
@@ -90,7 +90,7 @@ def ranks_of(throughput: Mapping[tuple[str, str], float]) -> dict[str, float]:
 
 def token_cap(runs: Runs) -> Finding:
     """Count INVALID runs with steps above the token budget (docs/metrics.md, Validity)."""
-    own = [run for run in runs.all if run.cell.system == OURS]
-    over = sum(any("max_num_batched_tokens" in reason for reason in run.validity.reasons) for run in own)
-    how = f"runs of dLLM-Serve with a step above its cap, of {len(own)}, whose every step is checked"
+    our_runs = [run for run in runs.all if run.cell.system == OURS]
+    over = sum(any("max_num_batched_tokens" in reason for reason in run.validity.reasons) for run in our_runs)
+    how = f"runs of dLLM-Serve with a step above its cap, of {len(our_runs)}, whose every step is checked"
     return runs.finding("dllm-token-cap", float(over), how, of=(runs.view.platform.name,), holds=over == 0)

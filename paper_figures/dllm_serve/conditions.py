@@ -44,13 +44,13 @@ class Condition:
     """None follows the steps of a measured run with a threshold."""
 
     def cell(self, view: View, policy: Policy) -> Cell:
-        own: dict[str, Scalar] = {"gen_length": CARD_TOKENS, "block_length": BLOCK, "num_prompts": self.num_requests}
-        own["steps"] = self.steps or CARD_TOKENS
+        knobs: dict[str, Scalar] = {"gen_length": CARD_TOKENS, "block_length": BLOCK, "num_prompts": self.num_requests}
+        knobs["steps"] = self.steps or CARD_TOKENS
         if self.input_len is not None:
-            own["input_len"] = self.input_len
+            knobs["input_len"] = self.input_len
         if self.steps is None:
-            own |= {"replay": followed(FOLLOWED, THRESHOLD, policy), "replay_drawn": True}
-        return view.cell(None, policy.system, "burst", knobs=tuple({**own, **dict(policy.knobs)}.items()))
+            knobs |= {"replay": followed(FOLLOWED, THRESHOLD, policy), "replay_drawn": True}
+        return view.cell(None, policy.system, "burst", knobs=tuple({**knobs, **dict(policy.knobs)}.items()))
 
 
 CONDITIONS = (
@@ -68,13 +68,13 @@ def tokens_per_step(run: StoredRun) -> float:
 
 
 def cells(view: View) -> list[Cell]:
-    return cell_by_cell([each.cell(view, policy) for each in CONDITIONS for policy in SHOWN], view)
+    return cell_by_cell([condition.cell(view, policy) for condition in CONDITIONS for policy in SHOWN], view)
 
 
 def faster(runs: Runs, condition: Condition, policy: Policy, base: Policy) -> Interval:
     view = runs.view
-    own, theirs = (runs.values(condition.cell(view, each), THROUGHPUT) for each in (policy, base))
-    return paired_ratio(own, theirs)
+    ours, theirs = (runs.values(condition.cell(view, each), THROUGHPUT) for each in (policy, base))
+    return paired_ratio(ours, theirs)
 
 
 def named(runs: Runs, conditions: Sequence[Condition]) -> list[str]:
@@ -86,7 +86,7 @@ def named(runs: Runs, conditions: Sequence[Condition]) -> list[str]:
 
 
 def page(runs: Runs) -> Page:
-    found = [
+    rows = [
         (condition, policy, run)
         for condition in CONDITIONS
         for policy in SHOWN
@@ -104,7 +104,7 @@ def page(runs: Runs) -> Page:
         "valid": lambda each: each[2].validity.valid,
     }
     return Page(
-        picture=Picture(panels=list(panels(runs)), caption=SAID, columns=3), csv=table(found, columns), notes=SAID
+        picture=Picture(panels=list(panels(runs)), caption=SAID, columns=3), csv=table(rows, columns), notes=SAID
     )
 
 
@@ -116,7 +116,7 @@ SAID = [
 
 def panels(runs: Runs) -> Iterator[Panel]:
     for axis in (REQUESTS, PROMPT, PACE):
-        own = [each for each in CONDITIONS if each.axis == axis]
+        own = [condition for condition in CONDITIONS if condition.axis == axis]
         layers: list[Layer] = [Guide(value=1.0)]
         for policy in SHOWN:
             if policy is FAST_DLLM:

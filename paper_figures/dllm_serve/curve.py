@@ -61,17 +61,17 @@ class Curve:
         return by_seed(self.by_rate.get(rate, ()), of)
 
     def at(self, rate: float, of: Of) -> Interval:
-        if (found := self._known.get((rate, of))) is None:
-            found = self._known[rate, of] = mean_interval(list(self.values(rate, of).values()))
-        return found
+        if (interval := self._known.get((rate, of))) is None:
+            interval = self._known[rate, of] = mean_interval(list(self.values(rate, of).values()))
+        return interval
 
     def last(self, of: Of) -> Interval:
         return self.at(self.last_rate, of)
 
     def usable(self, of: Of) -> dict[float, Interval]:
         """Return intervals by rate, if they have a mean."""
-        found = {rate: self.at(rate, of) for rate in self.by_rate}
-        return {rate: interval for rate, interval in found.items() if interval.mean is not None}
+        intervals = {rate: self.at(rate, of) for rate in self.by_rate}
+        return {rate: interval for rate, interval in intervals.items() if interval.mean is not None}
 
     @property
     def peak(self) -> tuple[float, float] | None:
@@ -81,8 +81,8 @@ class Curve:
 
     def gen_length(self, rate: float) -> float:
         """Mean number of tokens asked for per request."""
-        nums, sums = zip(*(run.sum_of("gen_length") for run in self.by_rate[rate]), strict=True)
-        return sum(sums) / sum(nums) if sum(nums) else 0.0
+        counts, totals = zip(*(run.sum_of("gen_length") for run in self.by_rate[rate]), strict=True)
+        return sum(totals) / sum(counts) if sum(counts) else 0.0
 
     @property
     def is_saturated(self) -> bool:
@@ -93,8 +93,8 @@ class Curve:
     @property
     def batch_sizes(self) -> list[int]:
         """Static batch sizes that its runs used; none under continuous batching."""
-        found = {run.facts.get("batch_size") for run in self.runs}
-        return sorted(size for size in found if size is not None)
+        sizes = {run.facts.get("batch_size") for run in self.runs}
+        return sorted(size for size in sizes if size is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ def _peak_rate(curve: Curve) -> float:
 
 def curves_of(runs: Runs) -> Curves:
     """Group runs into curves. Raises UserError for data sets and systems that the paper does not compare."""
-    found: dict[tuple[str, str], dict[float, list[StoredRun]]] = {
+    grouped: dict[tuple[str, str], dict[float, list[StoredRun]]] = {
         (dataset, system): {} for dataset in DATASETS for system in CONTENDERS
     }
     for run in sorted(runs.all, key=lambda run: (run.cell.rate or 0.0, run.cell.seed)):
@@ -152,11 +152,11 @@ def curves_of(runs: Runs) -> Curves:
                 f"run {cell.folder_name} has system={cell.system!r}, dataset={cell.dataset!r} and rate={cell.rate}: "
                 f"give runs of {', '.join(SYSTEMS)} on {', '.join(DATASETS)} at a rate"
             )
-        found[cell.dataset, contender_of(cell)].setdefault(cell.rate, []).append(run)
+        grouped[cell.dataset, contender_of(cell)].setdefault(cell.rate, []).append(run)
     return Curves(
         by_name={
             (dataset, system): Curve(dataset=dataset, system=system, by_rate=by_rate)
-            for (dataset, system), by_rate in found.items()
+            for (dataset, system), by_rate in grouped.items()
             if by_rate
         }
     )
@@ -166,21 +166,21 @@ def batch_sentence(curves: Curves) -> list[str]:
     """Tell static batch sizes by system, once if the panels agree."""
     texts = []
     for system in SYSTEMS:
-        own = [curve for curve in curves.all if curve.system == system and curve.batch_sizes]
-        sizes = [" or ".join(map(str, curve.batch_sizes)) for curve in own]
+        batched = [curve for curve in curves.all if curve.system == system and curve.batch_sizes]
+        sizes = [" or ".join(map(str, curve.batch_sizes)) for curve in batched]
         if len(set(sizes)) > 1:
-            sizes = [f"{size} ({dataset_title(curve.dataset)})" for size, curve in zip(sizes, own, strict=True)]
-        if own:
-            texts.append(f"{own[0].label} {', '.join(dict.fromkeys(sizes))}")
+            sizes = [f"{size} ({dataset_title(curve.dataset)})" for size, curve in zip(sizes, batched, strict=True)]
+        if batched:
+            texts.append(f"{batched[0].label} {', '.join(dict.fromkeys(sizes))}")
     return [f"Static batches: {'; '.join(texts)}."] if texts else []
 
 
 def gains_of(curves: Curves, rate: float | None = None) -> dict[str, Interval]:
     """Return dLLM-Serve's throughput over that of the baseline with the highest mean, by data set, where all are known."""
-    found = {}
+    gains = {}
     for dataset in DATASETS:
         best = curves.best_baseline(dataset, rate)
         gain = mean_interval([]) if best is None else curves.versus(dataset, OURS, best, THROUGHPUT, rate)
         if gain.mean is not None:
-            found[dataset] = gain
-    return found
+            gains[dataset] = gain
+    return gains

@@ -61,12 +61,12 @@ def cells(view: View) -> list[Cell]:
 
 
 def page(runs: Runs) -> Page:
-    where, splits = runs.view.platform, splits_of(runs)
+    platform, splits = runs.view.platform, splits_of(runs)
     caption = caption_of(splits, runs)
-    scale, unit = (GB, "GB") if where.part(DllmPart).memory_bytes >= GB else (10**6, "MB")
+    scale, unit = (GB, "GB") if platform.part(DllmPart).memory_bytes >= GB else (10**6, "MB")
 
     columns: Columns[Split] = {
-        "platform": lambda split: where.name,
+        "platform": lambda split: platform.name,
         "logits": lambda split: split.mode,
         "weights_bytes": lambda split: split.plan.weights_bytes,
         "activation_bytes": lambda split: split.plan.activation_bytes,
@@ -102,9 +102,9 @@ def panel(splits: Sequence[Split], scale: int, unit: str) -> Panel:
 
 
 def findings(runs: Runs) -> list[Finding]:
-    where, shape = runs.view.platform, shape_of(runs.view.platform)
+    platform, shape = runs.view.platform, shape_of(runs.view.platform)
     standard, aware = (split.plan for split in splits_of(runs))
-    generation, logits = where.part(DllmPart).generation, shape.logits_bytes_per_row
+    generation, logits = platform.part(DllmPart).generation, shape.logits_bytes_per_row
     total_len = PROMPT_LEN + generation.gen_length
     half, quarter = (
         aware.kv_rows // cache_rows(total_len, generation, SparsityConfig(retention_ratio=ratio))
@@ -114,7 +114,7 @@ def findings(runs: Runs) -> list[Finding]:
     fit = f"requests of {total_len} tokens that fit the KV pool at r = 0.25 over r = 0.5; the block's own rows are not halved"
     rows: tuple[tuple[str, float, str, bool | None], ...] = (
         ("dllm-logit-8p3gb", 16 * 2048 * logits, "16 x 2048 rows of the model's vocabulary, 2 bytes each", None),
-        ("dllm-logit-chunk", where.part(DllmPart).max_num_logits * logits, "max_num_logits rows, one buffer", None),
+        ("dllm-logit-chunk", platform.part(DllmPart).max_num_logits * logits, "max_num_logits rows, one buffer", None),
         ("dllm-logit-ar-shape", 2048.0, per_position, standard.logits_bytes > aware.logits_bytes),
         ("dllm-weights-17gb", shape.weight_bytes / GB, "parameters of the shape, 2 bytes each", None),
         ("dllm-headroom-4090", (24 * GB - shape.weight_bytes) / GB, "24 GB less weights", None),
@@ -127,27 +127,27 @@ def findings(runs: Runs) -> list[Finding]:
 
 def splits_of(runs: Runs) -> list[Split]:
     """Return standard profiling first, then logit-aware profiling."""
-    where = runs.view.platform
+    platform = runs.view.platform
     plans: dict[str, MemoryPlan] = {}
     for run in runs.all:
         plans[str(run.cell.knob_values.get("logit_rows", "decomposed"))] = MemoryPlan(**run.facts["memory_plan"])
-    part = where.part(DllmPart)
+    part = platform.part(DllmPart)
     config, generation = part.engine, part.generation
-    is_computed = where.executor == "roofline"
-    prompt_len, found = max(1, round(PROMPT_LEN * part.length_scale)), []
+    is_computed = platform.executor == "roofline"
+    prompt_len, splits = max(1, round(PROMPT_LEN * part.length_scale)), []
     for mode in MODES:
         if is_computed:
-            plans[mode] = divide_memory(shape_of(where), part.memory_bytes, config, logit_rows=mode)  # type: ignore[arg-type]
+            plans[mode] = divide_memory(shape_of(platform), part.memory_bytes, config, logit_rows=mode)  # type: ignore[arg-type]
         if (plan := plans.get(mode)) is not None:
             requests = concurrency(plan, config, prompt_len + generation.gen_length, generation) if plan.fits else 0
             obtained = "computed" if is_computed else "measured"
-            found.append(Split(mode=mode, plan=plan, requests=requests, obtained=obtained))
-    return found
+            splits.append(Split(mode=mode, plan=plan, requests=requests, obtained=obtained))
+    return splits
 
 
 def caption_of(splits: Sequence[Split], runs: Runs) -> list[str]:
-    where, part = runs.view.platform, runs.view.dllm
-    if where.executor == "roofline":
+    platform, part = runs.view.platform, runs.view.dllm
+    if platform.executor == "roofline":
         how = "Computed from the model's shape and the settings of the paper's Table 3; nothing was run."
     else:
         how = f"All runs {basis(runs.all[0])}: peak of a real worst-case step, KV pool from what it leaves."

@@ -87,12 +87,12 @@ def offered_load(curves: Sequence[Curve], limits: tuple[float, float]) -> list[L
 def findings(runs: Runs) -> list[Finding]:
     curves, view = curves_of(runs), runs.view
     peaks = {name: curve.peak for name, curve in curves.by_name.items()}
-    peak = {name: found[1] for name, found in peaks.items() if found is not None}
+    peak = {name: point[1] for name, point in peaks.items() if point is not None}
     if len(peak) < len(DATASETS) * len(SYSTEMS):
         return []
     gains = {dataset: number(gain) for dataset, gain in gains_of(curves).items()}
-    of, last = comparison.labels(view), max(view.dllm.rates)
-    most = max(DATASETS, key=gains.__getitem__)
+    labels, top_rate = comparison.labels(view), max(view.dllm.rates)
+    best_dataset = max(DATASETS, key=gains.__getitem__)
     served = {
         system: max(SERVED(run) or 0.0 for run in curves.by_name["burst", system].runs if run.validity.valid)
         for system in SYSTEMS
@@ -100,13 +100,13 @@ def findings(runs: Runs) -> list[Finding]:
     running = [curve.last_runs[0].summary["mean_running"] for curve in curves.all if curve.system == OURS]
     over_fast = number(curves.versus("burst", OURS, "fast-dllm", THROUGHPUT))
     rising = [dataset_title(curve.dataset) for curve in curves.all if curve.system == OURS and not curve.is_saturated]
-    where = f", not saturated on {' and '.join(rising)}" if rising else ""
-    up_to, by_data = f"peak over rates up to {last:g} req/s", tuple(of.values())
-    over_best, at_most = f"peak over the best baseline's{where}", "at most, Burst"
+    caveat = f", not saturated on {' and '.join(rising)}" if rising else ""
+    up_to, by_data = f"peak over rates up to {top_rate:g} req/s", tuple(labels.values())
+    over_best, at_most = f"peak over the best baseline's{caveat}", "at most, Burst"
     rows: list[tuple[str, float | tuple[float, ...], str, tuple[str, ...]]] = [
         ("dllm-abs-tput-4090", tuple(gains.values()), f"{over_best}, by data set", by_data),
-        ("dllm-contrib-upto", gains[most], f"{over_best}, most of the data sets", (of[most],)),
-        ("dllm-concl-tput", gains[most], f"{over_best}, most of the data sets", (of[most],)),
+        ("dllm-contrib-upto", gains[best_dataset], f"{over_best}, most of the data sets", (labels[best_dataset],)),
+        ("dllm-concl-tput", gains[best_dataset], f"{over_best}, most of the data sets", (labels[best_dataset],)),
         ("dllm-4090-burst-peak", peak["burst", OURS], up_to, ()),
         ("dllm-4090-burst-fast", peak["burst", "fast-dllm"], up_to, ()),
         ("dllm-4090-burst-ratio", over_fast, "ratio of the two peaks", ()),
@@ -121,13 +121,13 @@ def findings(runs: Runs) -> list[Finding]:
         (
             "dllm-serve-best-tput",
             tuple(comparison.ranks_of(peak).values()),
-            f"rank of dLLM-Serve's peak throughput, by data set{where}",
+            f"rank of dLLM-Serve's peak throughput, by data set{caveat}",
             by_data,
         ),
         (
             "dllm-concurrency-target",
             min(running),
-            f"requests in flight, mean over time at {last:g} req/s, least of the data sets",
+            f"requests in flight, mean over time at {top_rate:g} req/s, least of the data sets",
             (),
         ),
     ]
@@ -141,17 +141,17 @@ def ratio_text(curve: Curve, curves: Curves, ours: str = OURS) -> str:
     """Peak of dLLM-Serve, or of its variant, over that of ``curve``, for the same data set."""
     if curve.system == ours:
         return "-"
-    found = curves.versus(curve.dataset, ours, curve.system, THROUGHPUT)
-    return "-" if found.mean is None else said(found, "x", 2)
+    ratio = curves.versus(curve.dataset, ours, curve.system, THROUGHPUT)
+    return "-" if ratio.mean is None else said(ratio, "x", 2)
 
 
 def ratio_notes(curves: Curves, paper: Sequence[PaperValue]) -> Iterator[str]:
     by_pair: dict[tuple[str, str], list[str]] = {}
-    for one in (OURS, SINGLE_REFRESH):
+    for contender in (OURS, SINGLE_REFRESH):
         for curve in curves.all:
-            if (found := ratio_text(curve, curves, one)) != "-":
-                pair = (look_of(one).title, curve.label)
-                by_pair.setdefault(pair, []).append(f"{found} ({dataset_title(curve.dataset)})")
+            if (text := ratio_text(curve, curves, contender)) != "-":
+                key = (look_of(contender).title, curve.label)
+                by_pair.setdefault(key, []).append(f"{text} ({dataset_title(curve.dataset)})")
     for (title, label), ratios in by_pair.items():
         yield f"Peak throughput of {title} over {label}: {', '.join(ratios)}."
     for dataset in dict.fromkeys(value.dataset for value in paper):

@@ -52,7 +52,7 @@ def paper_latencies(view: View) -> list[PaperValue]:
         return table4_values("avg_latency_s")
     if view.platform.name != CARD:
         return []
-    ours, bound = (stated("dllm-serve", f"dllm-4090-burst-{each}-lat") for each in ("serve", "base"))
+    ours, bound = (stated("dllm-serve", f"dllm-4090-burst-{name}-lat") for name in ("serve", "base"))
     return [
         PaperValue(dataset="burst", system=OURS, rate=0.5, value=ours),
         PaperValue(dataset="burst", system="fast-dllm", rate=0.5, value=bound, is_bound=True),
@@ -64,8 +64,8 @@ def findings(runs: Runs) -> list[Finding]:
     low, high = min(runs.view.dllm.rates), max(runs.view.dllm.rates)
 
     def means(rate: float) -> dict[tuple[str, str], float]:
-        found = {name: curve.at(rate, MEAN_LATENCY).mean for name, curve in curves.by_name.items()}
-        return {name: mean for name, mean in found.items() if mean is not None}
+        latencies = {name: curve.at(rate, MEAN_LATENCY).mean for name, curve in curves.by_name.items()}
+        return {name: mean for name, mean in latencies.items() if mean is not None}
 
     at_low, at_high = means(low), means(high)
     burst = {system: mean for (dataset, system), mean in at_high.items() if dataset == "burst"}
@@ -76,17 +76,17 @@ def findings(runs: Runs) -> list[Finding]:
     spread = max(
         number(curves.versus(dataset, system, OURS, MEAN_LATENCY, low)) for dataset in DATASETS for system in BASELINES
     )
-    at = f"on Burst at {high:g} req/s"
+    condition = f"on Burst at {high:g} req/s"
     rows = {
         "dllm-low-load-equal": (
             spread,
             f"largest ratio of a baseline's mean latency to dLLM-Serve's at {low:g} req/s, over the data sets",
         ),
-        "dllm-4090-burst-base-lat": (base, f"least of the baselines' mean latencies {at}"),
-        "dllm-4090-burst-serve-lat": (ours, f"mean {at}"),
+        "dllm-4090-burst-base-lat": (base, f"least of the baselines' mean latencies {condition}"),
+        "dllm-4090-burst-serve-lat": (ours, f"mean {condition}"),
         "dllm-4090-burst-lat-ratio": (
             number(curves.versus("burst", best, OURS, MEAN_LATENCY, high)),
-            f"best baseline's mean over dLLM-Serve's {at}",
+            f"best baseline's mean over dLLM-Serve's {condition}",
         ),
     }
     return [runs.finding(claim, value, how) for claim, (value, how) in rows.items()]

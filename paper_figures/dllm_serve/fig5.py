@@ -56,10 +56,10 @@ def gain_of(
     for system in (ours, *BASELINES):
         curve = curves.of(dataset, system)
         spreads[system] = curve.values(curve.last_rate, measure)
-    means = {system: sum(found.values()) / len(found) for system, found in spreads.items() if found}
+    means = {system: sum(values.values()) / len(values) for system, values in spreads.items() if values}
     best = min((system for system in BASELINES if system in means), key=means.__getitem__, default=None)
-    own = dict(sorted(spreads[ours].items()))
-    theirs = {seed: spreads[best][seed] for seed in own if best and seed in spreads[best]}
+    our_spreads = dict(sorted(spreads[ours].items()))
+    best_spreads = {seed: spreads[best][seed] for seed in our_spreads if best and seed in spreads[best]}
     return SpreadGain(
         dataset=dataset,
         ours=ours,
@@ -67,7 +67,7 @@ def gain_of(
         best=best,
         ours_s=means.get(ours),
         best_s=means.get(best) if best else None,
-        gain=paired(theirs, own, "ratio"),
+        gain=paired(best_spreads, our_spreads, "ratio"),
         paper=paper.get((dataset, measure)) if ours == OURS else None,
     )
 
@@ -136,13 +136,13 @@ def panel(gains: list[SpreadGain], rate: float) -> Panel:
     series = [(ours, measure) for ours in dict.fromkeys(gain.ours for gain in gains) for measure in COLORS]
     width = GROUP_WIDTH / len(series)
     for index, (ours, measure) in enumerate(series):
-        own = [gain for gain in gains if (gain.ours, gain.measure) == (ours, measure)]
-        places = [place + (index - (len(series) - 1) / 2) * width for place in range(len(own))]
+        series_gains = [gain for gain in gains if (gain.ours, gain.measure) == (ours, measure)]
+        places = [place + (index - (len(series) - 1) / 2) * width for place in range(len(series_gains))]
         is_variant = ours != OURS
         bars = Bars(
             label=f"{measure.label}, {look_of(ours).title}" if is_variant else measure.label,
             places=places,
-            at=[gain.gain for gain in own],
+            at=[gain.gain for gain in series_gains],
             width=width,
             color=COLORS[measure],
             hatch="///" if is_variant else None,
@@ -152,7 +152,7 @@ def panel(gains: list[SpreadGain], rate: float) -> Panel:
         layers.append(bars)
         marks += [
             Mark(label="paper", place=place, value=gain.paper, look=PRINTED, size=7)
-            for place, gain in zip(places, own, strict=True)
+            for place, gain in zip(places, series_gains, strict=True)
             if gain.paper is not None
         ]
     return Panel(
@@ -164,7 +164,7 @@ def panel(gains: list[SpreadGain], rate: float) -> Panel:
 
 
 def findings(runs: Runs) -> list[Finding]:
-    rate, found = max(runs.view.dllm.rates), []
+    rate, results = max(runs.view.dllm.rates), []
     reductions = {
         (gain.dataset, gain.measure): gain.reduction_percent
         for gain in gains_of(runs)
@@ -173,7 +173,7 @@ def findings(runs: Runs) -> list[Finding]:
     for claim, measure in (("dllm-jitter-sd", STD), ("dllm-jitter-span", SPAN)):
         if (value := reductions.get(("livebench", measure))) is not None:
             how = f"against the best baseline on LiveBench at {rate:g} req/s"
-            found.append(runs.finding(claim, value, how))
+            results.append(runs.finding(claim, value, how))
     others = {
         f"{dataset}/{measure.column.partition('_')[0]}": value
         for (dataset, measure), value in reductions.items()
@@ -181,13 +181,13 @@ def findings(runs: Runs) -> list[Finding]:
     }
     if len(others) == 2 * len(COLORS):
         how = f"standard deviation and span, percent below the best baseline, at {rate:g} req/s"
-        found.append(runs.finding("dllm-jitter-others", tuple(others.values()), how, of=tuple(others)))
+        results.append(runs.finding("dllm-jitter-others", tuple(others.values()), how, of=tuple(others)))
     curves = curves_of(runs)
     for claim, name in (("dllm-jitter-cache-min", "min"), ("dllm-jitter-cache-max", "max")):
         value = curves.of("burst", "dllm-cache").last(Measure(path=f"e2el_s/{name}")).mean
         if value is not None:
-            found.append(runs.finding(claim, value, f"dLLM-Cache on Burst at {rate:g} req/s"))
-    return found
+            results.append(runs.finding(claim, value, f"dLLM-Cache on Burst at {rate:g} req/s"))
+    return results
 
 
 FIGURE = comparison_figure("fig5", SOURCE, page=page, cells=cells, findings=findings)

@@ -77,8 +77,8 @@ def paper_values() -> list[PaperAccuracy]:
 
 
 def cell(view: View, task: str, selection: str, ratio: float | None = None) -> Cell:
-    kept: Knobs = () if ratio is None else (("retention_ratio", ratio),)
-    return view.cell(None, "dllm-serve", task, knobs=(*GENERATION, ("selection", selection), *kept))
+    retention: Knobs = () if ratio is None else (("retention_ratio", ratio),)
+    return view.cell(None, "dllm-serve", task, knobs=(*GENERATION, ("selection", selection), *retention))
 
 
 def cells(view: View) -> list[Cell]:
@@ -97,11 +97,11 @@ def solved(runs: Runs, task: str, selection: str, ratio: float | None = None) ->
 
 def compare(first: Sequence[StoredRun], second: Sequence[StoredRun]) -> Discordance | None:
     """Compare two points problem by problem; None if they did not ask the same problems."""
-    asked, others = (
-        [run.record.manifest["dataset"]["checksum"] for run in own if run.validity.valid] for own in (first, second)
+    checksums, other_checksums = (
+        [run.record.manifest["dataset"]["checksum"] for run in runs if run.validity.valid] for runs in (first, second)
     )
-    own = verdicts(first)
-    return discordance(own, verdicts(second)) if own and asked == others else None
+    graded = verdicts(first)
+    return discordance(graded, verdicts(second)) if graded and checksums == other_checksums else None
 
 
 def page(runs: Runs) -> Page:
@@ -132,18 +132,18 @@ def page(runs: Runs) -> Page:
 def panel(runs: Runs, task: str, printed: list[PaperAccuracy]) -> Panel:
     layers: list[Layer] = []
     for selection in SELECTIONS:
-        shares = {ratio: found for ratio in RATIOS if (found := solved(runs, task, selection, ratio))}
+        shares = {ratio: point for ratio in RATIOS if (point := solved(runs, task, selection, ratio))}
         # At a share of 0 or 1, the interval ends at the share itself, up to rounding.
         spread = [
-            (max(0.0, 100 * (found.share - found.low)), max(0.0, 100 * (found.high - found.share)))
-            for found in shares.values()
+            (max(0.0, 100 * (point.share - point.low)), max(0.0, 100 * (point.high - point.share)))
+            for point in shares.values()
         ]
         if shares:
             layers.append(
                 Line(
                     label=LABELS[selection],
                     places=[100 * ratio for ratio in shares],
-                    at=[exactly(100 * found.share) for found in shares.values()],
+                    at=[exactly(100 * point.share) for point in shares.values()],
                     spread=spread,
                     look=LOOKS[selection],
                     capsize=2.5,
@@ -156,9 +156,9 @@ def panel(runs: Runs, task: str, printed: list[PaperAccuracy]) -> Panel:
     for value in printed:
         if value.task == task:
             label = f"{value.selection}, paper (LLaDA-8B)"
-            at, look = 100 * value.ratio, LOOKS[value.selection]
-            place = at + PRINTED_BESIDE
-            layers.append(Mark(label=label, place=place, value=value.percent, look=look, name=f"{at:g}"))
+            percent, look = 100 * value.ratio, LOOKS[value.selection]
+            place = percent + PRINTED_BESIDE
+            layers.append(Mark(label=label, place=place, value=value.percent, look=look, name=f"{percent:g}"))
     letter = "ab"[TASKS.index(task)]
     return Panel(
         title=f"({letter}) {task}, {task_entry(task).criterion}",
@@ -185,36 +185,36 @@ def protocol(runs: Runs) -> str:
 
 def csv_rows(runs: Runs, task: str, selection: str, ratio: float | None) -> list[tuple[object, ...]]:
     """Return one row for each criterion, with repeats pooled; no rows for a point without runs."""
-    own = own_runs(runs, task, selection, ratio)
-    end = obtained_text(own), all_valid(own), " ".join(run.cell.folder_name for run in own)
+    repeats = own_runs(runs, task, selection, ratio)
+    end = obtained_text(repeats), all_valid(repeats), " ".join(run.cell.folder_name for run in repeats)
     return [
         (runs.view.platform.name, task, selection, ratio, criterion, *numbers, *end)
-        for criterion, _, numbers in (by_criterion(own, task) if own else ())
+        for criterion, _, numbers in (by_criterion(repeats, task) if repeats else ())
     ]
 
 
 def paper_row(value: PaperAccuracy) -> tuple[object, ...]:
-    known = {
+    values = {
         "task": PAPER_DATASETS[value.task],
         "selection": value.selection,
         "retention_ratio": value.ratio,
         "accuracy": round(value.percent / 100, 4),
         "obtained": "paper",
     }
-    return tuple(known.get(column) for column in CSV_COLUMNS)
+    return tuple(values.get(column) for column in CSV_COLUMNS)
 
 
 def difference_notes(runs: Runs) -> list[str]:
     notes = []
     for task, ratio in PLACES:
         head, uniform = (own_runs(runs, task, selection, ratio) for selection in SELECTIONS)
-        pair, one, other = compare(head, uniform), share(head), share(uniform)
-        if pair is None or one is None or other is None:
+        pair, head_solved, uniform_solved = compare(head, uniform), share(head), share(uniform)
+        if pair is None or head_solved is None or uniform_solved is None:
             continue
-        gain = 100 * (one.share - other.share)
+        gain = 100 * (head_solved.share - uniform_solved.share)
         if ratio in TESTED:
             notes.append(
-                f"{task} at {100 * ratio:g} %: head-level {100 * one.share:.1f} %, uniform {100 * other.share:.1f} % "
+                f"{task} at {100 * ratio:g} %: head-level {100 * head_solved.share:.1f} %, uniform {100 * uniform_solved.share:.1f} % "
                 f"({gain:+.1f} points; {pair.only_first} problems solved by head-level alone, {pair.only_second} by uniform "
                 f"alone of {pair.n}; exact McNemar test {p_value(pair)})."
             )
@@ -235,7 +235,7 @@ def p_value(pair: Discordance) -> str:
 def findings(runs: Runs) -> list[Finding]:
     """Another model answers other tasks here, so only the ratios that were tried can be compared."""
     tried = f"ratios {', '.join(f'{100 * ratio:g} %' for ratio in RATIOS)} on the embedded model's tasks"
-    found = [runs.finding("dllm-retention-sweep", (100 * min(RATIOS), 100 * max(RATIOS)), tried)]
+    results = [runs.finding("dllm-retention-sweep", (100 * min(RATIOS), 100 * max(RATIOS)), tried)]
     for task, short in zip(TASKS, ("he", "gsm"), strict=True):
         head, uniform = (solved(runs, task, selection, TESTED[0]) for selection in SELECTIONS)
         if head is None or uniform is None:
@@ -249,10 +249,10 @@ def findings(runs: Runs) -> list[Finding]:
                 else of_math(head, uniform, solved(runs, task, UNIFORM, TESTED[1]))
             ),
         }
-        where = f"on {task}, embedded model; the claim is about LLaDA-8B on {PAPER_DATASETS[task]}"
-        for claim, (value, what) in rows.items():
-            found.append(runs.finding(claim, value, f"{what} {where}", comparable=False))
-    return found
+        setting = f"on {task}, embedded model; the claim is about LLaDA-8B on {PAPER_DATASETS[task]}"
+        for claim, (value, label) in rows.items():
+            results.append(runs.finding(claim, value, f"{label} {setting}", comparable=False))
+    return results
 
 
 def of_code(head: Solved, uniform: Solved) -> dict[str, tuple[float, str]]:
@@ -264,13 +264,13 @@ def of_code(head: Solved, uniform: Solved) -> dict[str, tuple[float, str]]:
 
 
 def of_math(head: Solved, uniform: Solved, uniform_twice: Solved | None) -> dict[str, tuple[float, str]]:
-    found = {}
+    rows = {}
     if uniform.share > 0:
-        found["dllm-gsm-gain"] = (100 * (head.share / uniform.share - 1), "relative gain at 10 %")
+        rows["dllm-gsm-gain"] = (100 * (head.share / uniform.share - 1), "relative gain at 10 %")
     if uniform_twice is not None:
         match = 100 * (head.share - uniform_twice.share)
-        found["dllm-gsm-match"] = (match, "head-level at 10 % less uniform at 20 %")
-    return found
+        rows["dllm-gsm-match"] = (match, "head-level at 10 % less uniform at 20 %")
+    return rows
 
 
 FIGURE = dllm_figure("fig6", SOURCE, platforms=("cpu-tiny",), page=page, cells=cells, findings=findings, is_timed=False)

@@ -46,8 +46,8 @@ class Length:
             ("num_prompts", NUM_REQUESTS[view.platform.executor]),
             *view.together("fig7"),
         )
-        own = (*knobs, *comparison.contender_knobs(view, contender))
-        return view.cell(None, comparison.system_of(contender), DATASET, knobs=own)
+        all_knobs = (*knobs, *comparison.contender_knobs(view, contender))
+        return view.cell(None, comparison.system_of(contender), DATASET, knobs=all_knobs)
 
 
 INPUTS = [Length(axis="input", input_len=n, output_len=FIXED_OUTPUT) for n in (100, 200, 300, 400, 500, 600)]
@@ -77,7 +77,7 @@ def scaled(view: View, length: int) -> int:
 def cells(view: View) -> list[Cell]:
     """Send all requests at once, so that every length saturates all systems. The axes share a point."""
     compared = (*ours_of(view), BASE)
-    return cell_by_cell((each.cell(view, system) for each in (*INPUTS, *OUTPUTS) for system in compared), view)
+    return cell_by_cell((length.cell(view, system) for length in (*INPUTS, *OUTPUTS) for system in compared), view)
 
 
 def relative(runs: Runs, length: Length, ours: str = OURS, of: Of = THROUGHPUT) -> Interval:
@@ -105,7 +105,7 @@ def page(runs: Runs) -> Page:
         csv=Table(
             columns=("platform", "reading", "axis", *COLUMNS),
             rows=[
-                (view.platform.name, reading, length.axis, *(of(run) for of in COLUMNS.values()))
+                (view.platform.name, reading, length.axis, *(column(run) for column in COLUMNS.values()))
                 for length in (*INPUTS, *OUTPUTS)
                 for system in (*ours_of(view), BASE)
                 for reading in [view.reading if system in BASELINES else None]
@@ -122,9 +122,9 @@ def top(runs: Runs) -> float:
     tops, printed = [], paper_values(runs.view)
     for lengths in (INPUTS, OUTPUTS):
         ends = [1.0, *(printed[length] for length in lengths if length in printed)]
-        for found in (relative(runs, length, *how) for length in lengths for how in series(runs.view)):
-            if found.mean is not None:
-                ends += [found.mean - found.arms[0], found.mean + found.arms[1]]
+        for ratio in (relative(runs, length, *curve) for length in lengths for curve in series(runs.view)):
+            if ratio.mean is not None:
+                ends += [ratio.mean - ratio.arms[0], ratio.mean + ratio.arms[1]]
         tops.append(1.12 * max(ends))
     return max(tops)
 
@@ -132,12 +132,12 @@ def top(runs: Runs) -> float:
 def series(view: View) -> list[tuple[str, Of]]:
     """Return the contenders and measures to draw; if measured, also by processor time."""
     measures: list[Of] = [THROUGHPUT] if view.is_simulated else [THROUGHPUT, per_processor_second]
-    return [(ours, of) for of in measures for ours in ours_of(view)]
+    return [(ours, measure) for measure in measures for ours in ours_of(view)]
 
 
 def line(runs: Runs, lengths: list[Length], ours: str, of: Of) -> Line:
-    found = {scaled(runs.view, length.value): relative(runs, length, ours, of) for length in lengths}
-    usable = {place: interval for place, interval in found.items() if interval.mean is not None}
+    ratios = {scaled(runs.view, length.value): relative(runs, length, ours, of) for length in lengths}
+    usable = {place: interval for place, interval in ratios.items() if interval.mean is not None}
     look, label = look_of(ours), f"{look_of(ours).title} / Sparse-dLLM"
     if of is per_processor_second:
         look, label = replace(look, color=PROCESSOR_COLOR, linestyle=":"), f"{label}, by processor time"
@@ -146,7 +146,7 @@ def line(runs: Runs, lengths: list[Length], ours: str, of: Of) -> Line:
 
 def panel(runs: Runs, lengths: list[Length], top: float) -> Panel:
     axis, printed = lengths[0].axis, paper_values(runs.view)
-    lines = [line(runs, lengths, *how) for how in series(runs.view)]
+    lines = [line(runs, lengths, *curve) for curve in series(runs.view)]
     marks = [
         Mark(label="paper", place=length.value, value=printed[length], look=look_of(OURS))
         for length in lengths
@@ -161,7 +161,7 @@ def panel(runs: Runs, lengths: list[Length], top: float) -> Panel:
 
 
 def findings(runs: Runs) -> list[Finding]:
-    found = []
+    results = []
     means = {length: relative(runs, length).mean for length in (*INPUTS, *OUTPUTS)}
     gains = {length: mean for length, mean in means.items() if mean is not None}
     if len(gains) < len(means):
@@ -170,12 +170,12 @@ def findings(runs: Runs) -> list[Finding]:
         first, last = lengths[0], lengths[-1]
         how = f"Sparse-dLLM as published, all requests at once; {first.axis} of"
         trend = f"gain at {last.value} less gain at {first.value} tokens"
-        found += [
+        results += [
             runs.finding(f"dllm-{short}-short", gains[first], f"{how} {first.value} tokens"),
             runs.finding(f"dllm-{short}-long", gains[last], f"{how} {last.value} tokens"),
             runs.finding(f"dllm-{short}-trend", gains[last] - gains[first], trend, holds=gains[last] < gains[first]),
         ]
-    return found
+    return results
 
 
 FIGURE = compared_figure(

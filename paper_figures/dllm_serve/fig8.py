@@ -136,11 +136,11 @@ def panel(runs: Runs) -> Panel:
     ladder = rungs(runs.view)
     width = GROUP_WIDTH / len(ladder)
     for index, rung in enumerate(ladder):
-        at = [place + (index - (len(ladder) - 1) / 2) * width for place in range(len(DATASETS))]
+        positions = [place + (index - (len(ladder) - 1) / 2) * width for place in range(len(DATASETS))]
         layers.append(
             Bars(
                 label=rung.label,
-                places=at,
+                places=positions,
                 at=[relative(runs, dataset, rung) for dataset in DATASETS],
                 width=width,
                 capsize=2,
@@ -151,12 +151,12 @@ def panel(runs: Runs) -> Panel:
             )
         )
         if not runs.view.is_simulated:
-            own = [relative(runs, dataset, rung, per_processor_second) for dataset in DATASETS]
-            beside = [place + SPENT_BESIDE * width for place in at]
-            marks.append(Line(label="by processor time", places=beside, at=own, look=SPENT, capsize=0, zorder=4))
+            ratios = [relative(runs, dataset, rung, per_processor_second) for dataset in DATASETS]
+            shifted = [place + SPENT_BESIDE * width for place in positions]
+            marks.append(Line(label="by processor time", places=shifted, at=ratios, look=SPENT, capsize=0, zorder=4))
         marks += [
             Mark(label="paper", place=place, value=printed[dataset, rung], look=layout.PRINTED, size=5)
-            for place, dataset in zip(at, DATASETS, strict=True)
+            for place, dataset in zip(positions, DATASETS, strict=True)
             if (dataset, rung) in printed
         ]
     return Panel(
@@ -171,11 +171,11 @@ def shares(runs: Runs, dataset: str) -> dict[Variant, float]:
     """Return each rung's share in dLLM-Serve's gain over the first, in logarithms that add up to one; empty without a gain."""
     means = {rung: relative(runs, dataset, rung).mean for rung in rungs(runs.view)}
     ladder = [rung for rung in means if rung in PRINTED_RUNGS or "reading" in dict(rung.knobs)]
-    known = [math.log(mean) for rung in ladder if (mean := means[rung])]
-    if len(known) < len(ladder) or known[-1] <= 0:
+    logs = [math.log(mean) for rung in ladder if (mean := means[rung])]
+    if len(logs) < len(ladder) or logs[-1] <= 0:
         return {}
-    steps = [after - before for before, after in pairwise(known)]
-    return {rung: step / known[-1] for rung, step in zip(ladder[1:], steps, strict=True)}
+    steps = [after - before for before, after in pairwise(logs)]
+    return {rung: step / logs[-1] for rung, step in zip(ladder[1:], steps, strict=True)}
 
 
 def share_notes(runs: Runs) -> list[str]:
@@ -185,8 +185,8 @@ def share_notes(runs: Runs) -> list[str]:
             texts.setdefault(rung.label[2:], []).append(f"{100 * share:.0f} % ({dataset_title(dataset)})")
     if not texts:
         return []
-    whole = "; ".join(f"{label} {', '.join(own)}" for label, own in texts.items())
-    return [f"Of dLLM-Serve's gain over Sparse-dLLM, in logarithms: {whole}."]
+    text = "; ".join(f"{label} {', '.join(parts)}" for label, parts in texts.items())
+    return [f"Of dLLM-Serve's gain over Sparse-dLLM, in logarithms: {text}."]
 
 
 def findings(runs: Runs) -> list[Finding]:
@@ -195,7 +195,7 @@ def findings(runs: Runs) -> list[Finding]:
     if len(known) < len(means):
         return []
     how = "throughput over Sparse-dLLM's at the highest rate; the paper names no card"
-    found = [
+    results = [
         runs.finding(f"dllm-abl-{name}-{dataset}", known[dataset, rung], how)
         for dataset in DATASETS
         for name, rung in zip(("engine", "scheduler", "full"), PRINTED_RUNGS[1:], strict=True)
@@ -205,13 +205,13 @@ def findings(runs: Runs) -> list[Finding]:
         for name, (first, last) in PRINTED_STEPS.items()
     )
     how = "a rung's throughput over that of the rung before, or of the engine alone where none is printed between"
-    found.append(runs.finding("dllm-abl-increments", increments, how, of=tuple(PRINTED_STEPS)))
+    results.append(runs.finding("dllm-abl-increments", increments, how, of=tuple(PRINTED_STEPS)))
     ladders = [[1.0, *(known[dataset, rung] for rung in PRINTED_RUNGS[1:])] for dataset in DATASETS]
-    steps = [[later - earlier for earlier, later in pairwise(own)] for own in ladders]
+    steps = [[later - earlier for earlier, later in pairwise(ladder)] for ladder in ladders]
     engines = tuple(engine for engine, *_ in steps)
     largest = all(engine > max(later) for engine, *later in steps)
     how = "gain of the engine alone, per data set"
-    return [*found, runs.finding("dllm-abl-engine-largest", engines, how, holds=largest)]
+    return [*results, runs.finding("dllm-abl-engine-largest", engines, how, holds=largest)]
 
 
 FIGURE = layout.comparison_figure(

@@ -85,34 +85,34 @@ def settings(where: Platform) -> tuple[str, ...]:
 def asked(where: Platform) -> list[tuple[str, str, Policy]]:
     """Return setting, pace and policy of every point. Block diffusion answers only the tasks that its embedded model was trained on. On a
     card it would be another model, and rows say nothing of what its accuracy costs."""
-    found = []
+    grid = []
     for setting in settings(where):
-        policies: Sequence[Policy] = [each for each in POLICIES if setting != FIXED or each.is_fixed]
-        every = FIXED_PACES if setting == FIXED else PACES
-        found += [(setting, pace, policy) for pace in every for policy in policies if pace in paces_of(policy, setting)]
+        policies: Sequence[Policy] = [policy for policy in POLICIES if setting != FIXED or policy.is_fixed]
+        paces = FIXED_PACES if setting == FIXED else PACES
+        grid += [(setting, pace, policy) for pace in paces for policy in policies if pace in paces_of(policy, setting)]
         if where.gpu is None and task_of(setting) in EMBEDDED_TASKS:
-            found += [(setting, pace, BLOCK_DIFFUSION) for pace in paces_of(BLOCK_DIFFUSION)]
-    return found
+            grid += [(setting, pace, BLOCK_DIFFUSION) for pace in paces_of(BLOCK_DIFFUSION)]
+    return grid
 
 
 def cell_of(view: View, setting: str, pace: str, policy: Policy) -> Cell:
-    where, own, dataset = view.platform, dict(SETTINGS.get(setting, {})), task_of(setting)
+    platform, options, dataset = view.platform, dict(SETTINGS.get(setting, {})), task_of(setting)
     if setting == FIXED:
-        own = {"num_prompts": CARD_REQUESTS, **FIXED_PACES[pace]}
-    elif where.gpu is not None:
+        options = {"num_prompts": CARD_REQUESTS, **FIXED_PACES[pace]}
+    elif platform.gpu is not None:
         dataset = "burst"
-        own = {"gen_length": CARD_TOKENS, "block_length": own["block_length"], "num_prompts": CARD_REQUESTS}
-        own |= FIXED_PACES[ONE]
+        options = {"gen_length": CARD_TOKENS, "block_length": options["block_length"], "num_prompts": CARD_REQUESTS}
+        options |= FIXED_PACES[ONE]
         if pace != ONE:
-            own |= {"replay": followed(setting, pace, policy), "replay_drawn": True}
+            options |= {"replay": followed(setting, pace, policy), "replay_drawn": True}
     elif policy.system == NAME:
-        most = where.part(DllmPart).max_num_batched_tokens
-        own = {"gen_length": own["gen_length"], "num_prompts": NUM_PROBLEMS, "max_num_batched_tokens": most}
-        own |= policy.paces[pace]
+        budget = platform.part(DllmPart).max_num_batched_tokens
+        options = {"gen_length": options["gen_length"], "num_prompts": NUM_PROBLEMS, "max_num_batched_tokens": budget}
+        options |= policy.paces[pace]
     else:
-        own |= {"num_prompts": NUM_PROBLEMS, **policy.paces[pace]}
-    knobs = {**own, **dict(policy.knobs), **dict(view.together("frontier"))}
-    if policy.system == "dllm-cache" and where.gpu is None:
+        options |= {"num_prompts": NUM_PROBLEMS, **policy.paces[pace]}
+    knobs = {**options, **dict(policy.knobs), **dict(view.together("frontier"))}
+    if policy.system == "dllm-cache" and platform.gpu is None:
         knobs["reading"] = "efficient"  # on a device, its rule runs only in padded batches
     return view.cell(None, policy.system, dataset, knobs=tuple(knobs.items()))
 
@@ -130,19 +130,19 @@ paper_figures.dllm_serve.frontier RESULT_DIR`` puts them there from where they w
 def measured() -> Mapping[tuple[str, str, str], tuple[Mapping[str, str], ...]]:
     """Return valid rows of the committed table by setting, pace and policy (``repro reproduce frontier --platform cpu-tiny``)."""
     path = paths.COMMITTED / MEASURED
-    found: dict[tuple[str, str, str], tuple[Mapping[str, str], ...]] = {}
+    rows: dict[tuple[str, str, str], tuple[Mapping[str, str], ...]] = {}
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
-                place = row["setting"], row["pace"], row["policy"]
+                key = row["setting"], row["pace"], row["policy"]
                 if row["valid"] == "true":
-                    found[place] = (*found.get(place, ()), row)
+                    rows[key] = (*rows.get(key, ()), row)
     except (OSError, KeyError, ValueError) as error:
         raise UserError(
             f"{path} holds no measured points ({type(error).__name__}): make it by 'repro reproduce frontier --platform cpu-tiny "
             f"--out-dir {path.parent}'"
         ) from error
-    return found
+    return rows
 
 
 def followed(setting: str, pace: str, policy: Policy) -> str:
@@ -172,7 +172,7 @@ def solved_on_cpu(setting: str, pace: str, policy: Policy) -> Solved | None:
 
 
 def keep_followed(stored: Path, kept: Path) -> list[Path]:
-    return keep_runs({Path(followed(*each)).name for each in followed_points()}, stored, kept)
+    return keep_runs({Path(followed(*point)).name for point in followed_points()}, stored, kept)
 
 
 def keep_runs(names: set[str], stored: Path, kept: Path) -> list[Path]:
@@ -225,8 +225,8 @@ class Point:
     @cached_property
     def speedup(self) -> Interval:
         """Mean over pairs of a seed; by processor time if known, as other work on the machine disturbs that less."""
-        theirs = {run.cell.seed: run for run in self.against if run.validity.valid}
-        pairs = [(run, theirs[run.cell.seed]) for run in self.runs if run.validity.valid and run.cell.seed in theirs]
+        bases = {run.cell.seed: run for run in self.against if run.validity.valid}
+        pairs = [(run, bases[run.cell.seed]) for run in self.runs if run.validity.valid and run.cell.seed in bases]
         return mean_interval([seconds(other) / seconds(run) for run, other in pairs])
 
     @property
@@ -241,17 +241,17 @@ class Point:
 
 
 def rows_per_request(run: StoredRun) -> float:
-    rows = "num_rows" if run.cell.system == NAME else "query_tokens"
-    return run.total(STEPS, rows) / run.num_requests
+    column = "num_rows" if run.cell.system == NAME else "query_tokens"
+    return run.total(STEPS, column) / run.num_requests
 
 
 def seconds(run: StoredRun) -> float:
-    taken = run.facts.get("processor_s")
-    return run.total(STEPS, "duration_s") if taken is None else float(taken)
+    processor_s = run.facts.get("processor_s")
+    return run.total(STEPS, "duration_s") if processor_s is None else float(processor_s)
 
 
 def points_of(runs: Runs) -> list[Point]:
-    view, where = runs.view, runs.view.platform
+    view, platform = runs.view, runs.view.platform
     return [
         Point(
             setting=setting,
@@ -259,32 +259,32 @@ def points_of(runs: Runs) -> list[Point]:
             policy=policy,
             runs=runs.of(cell_of(view, setting, pace, policy)),
             against=runs.of(cell_of(view, setting, ONE, FAST_DLLM)),
-            is_measured=where.gpu is None,
+            is_measured=platform.gpu is None,
         )
-        for setting, pace, policy in asked(where)
+        for setting, pace, policy in asked(platform)
     ]
 
 
 def front(points: Sequence[Point], setting: str) -> list[Point]:
     """Return the points of a setting that no other of the same model beats, the slowest first."""
-    own = [
-        each
-        for each in points
-        if each.setting == setting and each.policy is not BLOCK_DIFFUSION and each.speedup.mean and each.solved
+    candidates = [
+        point
+        for point in points
+        if point.setting == setting and point.policy is not BLOCK_DIFFUSION and point.speedup.mean and point.solved
     ]
-    kept = [each for each in own if not any(map(each.is_behind, own))]
-    return sorted(kept, key=lambda each: each.speedup.mean or 0.0)
+    unbeaten = [point for point in candidates if not any(map(point.is_behind, candidates))]
+    return sorted(unbeaten, key=lambda each: each.speedup.mean or 0.0)
 
 
 def cells(view: View) -> list[Cell]:
     """Send all requests of a run at once. At one token a step, two settings with blocks of 8 are the same cell on a card."""
-    return cell_by_cell(dict.fromkeys(cell_of(view, *each) for each in asked(view.platform)), view)
+    return cell_by_cell(dict.fromkeys(cell_of(view, *point) for point in asked(view.platform)), view)
 
 
 def page(runs: Runs) -> Page:
-    where, found = runs.view.platform, points_of(runs)
-    complete = [point for point in found if point.runs]
-    on_front = {id(point) for setting in settings(where) for point in front(complete, setting)}
+    platform, points = runs.view.platform, points_of(runs)
+    complete = [point for point in points if point.runs]
+    on_front = {id(point) for setting in settings(platform) for point in front(complete, setting)}
     return Page(
         table=Table(
             columns=("setting", "pace", "rows computed", "accuracy %", "rows/request", "speed-up", "obtained", "valid"),
@@ -292,13 +292,13 @@ def page(runs: Runs) -> Page:
         ),
         csv=Table(
             columns=CSV_COLUMNS,
-            rows=[csv_row(where, point, id(point) in on_front, run) for point in complete for run in point.runs],
+            rows=[csv_row(platform, point, id(point) in on_front, run) for point in complete for run in point.runs],
         ),
         picture=Picture(
-            panels=[panel(setting, complete) for setting in settings(where)], caption=said_of(where), columns=2
+            panels=[panel(setting, complete) for setting in settings(platform)], caption=said_of(platform), columns=2
         ),
-        notes=said_of(where),
-        after_heading=f" - {where.title}",
+        notes=said_of(platform),
+        after_heading=f" - {platform.title}",
     )
 
 
@@ -352,37 +352,37 @@ def csv_row(where: Platform, point: Point, is_on_front: bool, run: StoredRun) ->
 
 def panel(setting: str, complete: Sequence[Point]) -> Panel:
     """Draw accuracy over the speed-up; if nothing is answered, the speed-up over the rows computed."""
-    own = [point for point in complete if point.setting == setting and point.speedup.mean is not None]
-    if not own:
+    points = [point for point in complete if point.setting == setting and point.speedup.mean is not None]
+    if not points:
         return Panel(title=setting, layers=[Text(text="no valid runs")])
     if setting == FIXED:
         x, y = Axis(label="rows a request computes", better="lower"), Axis(label="speed-up", better="higher")
-        return Panel(title=setting, layers=fixed_lines(own), x=x, y=y)
+        return Panel(title=setting, layers=fixed_lines(points), x=x, y=y)
     best = front(complete, setting)
     base = FAST_DLLM, ONE  # speed-ups are relative to this
-    named = [point for point in own if point in best or point.preset or (point.policy, point.pace) == base]
-    least = min(percent(point.solved).mean or 0.0 for point in named) - FEW_POINTS
+    named = [point for point in points if point in best or point.preset or (point.policy, point.pace) == base]
+    floor = min(percent(point.solved).mean or 0.0 for point in named) - FEW_POINTS
     layers: list[Layer] = [Guide(value=1.0, is_upright=True)]
     for pace, marker in PACE_MARKERS.items():
-        others = [each for each in own if each.pace == pace and each not in best and solved_percent(each) >= least]
+        others = [each for each in points if each.pace == pace and each not in best and solved_percent(each) >= floor]
         look = Look(color=GUIDE_COLOR, marker=marker, linestyle="none")
         places, values = coordinates(others)
         layers.append(Points(label=f"not on it, {pace}", places=places, values=values, look=look, size=3.5))
-    at, look = [percent(point.solved) for point in best], Look(color="#0072B2", marker="")
-    layers.append(Line(label="the front", places=coordinates(best)[0], at=at, look=look, zorder=4))
+    accuracies, look = [percent(point.solved) for point in best], Look(color="#0072B2", marker="")
+    layers.append(Line(label="the front", places=coordinates(best)[0], at=accuracies, look=look, zorder=4))
     for pace, marker in PACE_MARKERS.items():
         places, values = coordinates([point for point in best if point.pace == pace])
         look = Look(color="#0072B2", marker=marker, linestyle="none")
         layers.append(Points(label=f"on the front, {pace}", places=places, values=values, look=look, zorder=5))
-    places, values = coordinates([point for point in own if point.preset is not None])
+    places, values = coordinates([point for point in points if point.preset is not None])
     layers.append(Points(label="a preset", places=places, values=values, look=RING, size=9, zorder=5, is_ring=True))
     layers.append(labels_of(named))
-    whose = "" if all(point.is_measured for point in own) else " of the tiny model"
+    suffix = "" if all(point.is_measured for point in points) else " of the tiny model"
     return Panel(
         title=setting,
         layers=layers,
         x=Axis(label="speed-up over Fast-dLLM's rule", better="higher"),
-        y=Axis(label=f"accuracy{whose} (%)", better="higher"),
+        y=Axis(label=f"accuracy{suffix} (%)", better="higher"),
     )
 
 
@@ -392,10 +392,10 @@ def fixed_lines(own: Sequence[Point]) -> list[Layer]:
     for policy in POLICIES:
         line = [point for point in own if point.policy is policy]
         if line:
-            places, at = [point.rows or 0.0 for point in line], [point.speedup for point in line]
-            layers.append(Line(label="_nolegend_", places=places, at=at, look=policy.look))
-            end, value = places[-1], at[-1].mean or 0.0
-            layers.append(Labels(texts=[policy.name], places=[end], values=[value], color=policy.look.color))
+            places, speedups = [point.rows or 0.0 for point in line], [point.speedup for point in line]
+            layers.append(Line(label="_nolegend_", places=places, at=speedups, look=policy.look))
+            last, value = places[-1], speedups[-1].mean or 0.0
+            layers.append(Labels(texts=[policy.name], places=[last], values=[value], color=policy.look.color))
     return layers
 
 
@@ -414,7 +414,7 @@ def labels_of(points: Sequence[Point]) -> Labels:
     for point in points:
         (place,), (value,) = coordinates([point])
         names.setdefault((round(place, 1), round(value, 1)), {})[point.preset or point.policy.name] = None
-    texts = [" / ".join(own) for own in names.values()]
+    texts = [" / ".join(labels) for labels in names.values()]
     return Labels(texts=texts, places=[place for place, _ in names], values=[value for _, value in names])
 
 

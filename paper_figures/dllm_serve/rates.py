@@ -81,23 +81,23 @@ def panels(
     guides: Callable[[Sequence[Curve], tuple[float, float]], list[Layer]] = lambda curves, limits: [],
 ) -> list[Panel]:
     """``guides`` returns layers that only one figure has, from a panel's curves and the limits of the rates."""
-    found: list[Panel] = []
+    drawn: list[Panel] = []
     for dataset in DATASETS:
-        own = [curve for curve in curves.all if curve.dataset == dataset]
+        shown = [curve for curve in curves.all if curve.dataset == dataset]
         printed = [value for value in paper if value.dataset == dataset]
         x, y, layers = Axis(), Axis(), list[Layer]()
-        if own:
-            rates = sorted({rate for curve in own for rate in curve.by_rate})
+        if shown:
+            rates = sorted({rate for curve in shown for rate in curve.by_rate})
             span = rates[-1] - rates[0] or rates[-1]
             ends = (max(0.0, rates[0] - 0.08 * span), rates[-1] + 0.1 * span)
             x = Axis(limits=ends, ticks=rates, names=_tick_names(rates))
-            y = _heights(own, measure, printed, is_log=is_log)
-            for place, curve in enumerate(own):
-                by = BESIDE * (place - (len(own) - 1) / 2) * span
-                layers += _curve(curve, measure, by, is_log=is_log)
+            y = _heights(shown, measure, printed, is_log=is_log)
+            for index, curve in enumerate(shown):
+                shift = BESIDE * (index - (len(shown) - 1) / 2) * span
+                layers += _curve(curve, measure, shift, is_log=is_log)
             layers += [value.layer() for value in printed]
-            layers += guides(own, ends)
-        found.append(
+            layers += guides(shown, ends)
+        drawn.append(
             Panel(
                 title=dataset_title(dataset),
                 layers=layers or [Text(text="no runs stored")],
@@ -105,7 +105,7 @@ def panels(
                 y=replace(y, label=measure.label, better=measure.better),
             )
         )
-    return found
+    return drawn
 
 
 def _tick_names(rates: Sequence[float]) -> list[str]:
@@ -120,8 +120,8 @@ def _tick_names(rates: Sequence[float]) -> list[str]:
 
 def none_printed(paper: Sequence[PaperValue]) -> list[str]:
     """Tell which panels have no value from the paper."""
-    without = [dataset_title(each) for each in DATASETS if each not in {value.dataset for value in paper}]
-    return [f"The paper's text states no value of {' and '.join(without)}."] if without else []
+    missing = [dataset_title(dataset) for dataset in DATASETS if dataset not in {value.dataset for value in paper}]
+    return [f"The paper's text states no value of {' and '.join(missing)}."] if missing else []
 
 
 def _heights(curves: Sequence[Curve], measure: Measure, paper: Sequence[PaperValue], *, is_log: bool) -> Axis:
@@ -139,13 +139,13 @@ def _heights(curves: Sequence[Curve], measure: Measure, paper: Sequence[PaperVal
 
 def _points(curve: Curve, measure: Measure, *, is_log: bool) -> dict[float, Interval]:
     """Return means by rate. On a logarithmic axis they and their intervals are geometric, so that none reaches below zero."""
-    found = curve.usable(measure)
+    means = curve.usable(measure)
     if not is_log:
-        return found
-    values = {rate: list(curve.values(rate, measure).values()) for rate in found}
+        return means
+    values = {rate: list(curve.values(rate, measure).values()) for rate in means}
     return {
-        rate: from_logarithms(mean_interval([math.log(value) for value in own])) if min(own) > 0 else found[rate]
-        for rate, own in values.items()
+        rate: from_logarithms(mean_interval([math.log(value) for value in sample])) if min(sample) > 0 else means[rate]
+        for rate, sample in values.items()
     }
 
 
@@ -193,14 +193,14 @@ def csv_of(curves: Curves, paper: Sequence[PaperValue], measure: Measure, view: 
     rows: list[tuple[object, ...]] = []
     for run in curves.runs:
         reading = None if run.cell.system == OURS else view.reading
-        rows.append((view.platform.name, reading, *(of(run) for of in RUN_COLUMNS.values())))
+        rows.append((view.platform.name, reading, *(column(run) for column in RUN_COLUMNS.values())))
     for value in paper:
-        known: dict[str, object] = {
+        fields: dict[str, object] = {
             "platform": view.platform.name,
             "dataset": value.dataset,
             "system": value.system,
             measure.column: value.value,
             "obtained": "paper",
         }
-        rows.append(tuple(known.get(column) for column in CSV_COLUMNS))
+        rows.append(tuple(fields.get(column) for column in CSV_COLUMNS))
     return Table(columns=CSV_COLUMNS, rows=rows)

@@ -38,9 +38,9 @@ class Setting:
 
     def knobs_of(self, system: str) -> Knobs:
         """Return the knobs for a system; published Sparse-dLLM serves one request at a time and has no batching rule."""
-        own = PUBLISHED if system == "sparse-dllm" and PUBLISHED[0] in self.knobs else self.knobs
-        kept = at_dense_accuracy(self.contender if system == OURS else system).knobs if self.is_dense else ()
-        return tuple({**dict(own), **dict(kept)}.items())
+        base = PUBLISHED if system == "sparse-dllm" and PUBLISHED[0] in self.knobs else self.knobs
+        dense_knobs = at_dense_accuracy(self.contender if system == OURS else system).knobs if self.is_dense else ()
+        return tuple({**dict(base), **dict(dense_knobs)}.items())
 
 
 RATIO_COLUMNS = ("of_dllm_serve", "of_single_refresh")
@@ -69,16 +69,16 @@ Place = tuple[str, str, Setting]
 
 def places(view: View) -> list[Place]:
     """Return every system in every setting on every data set; dLLM-Cache's policy can only be simulated."""
-    found: list[Place] = []
+    all_places: list[Place] = []
     for dataset in DATASETS:
-        found += [(dataset, OURS, engine) for engine in (*ENGINES, *DENSE_ENGINES)]
-        found += [
+        all_places += [(dataset, OURS, engine) for engine in (*ENGINES, *DENSE_ENGINES)]
+        all_places += [
             (dataset, system, setting)
             for system in BASELINES
             for setting in SETTINGS
             if view.is_simulated or can_be_measured(system, setting)
         ]
-    return found
+    return all_places
 
 
 def can_be_measured(system: str, setting: Setting) -> bool:
@@ -164,8 +164,8 @@ def gain_notes(runs: Runs) -> list[str]:
     for index, engine in enumerate(ENGINES):
         texts = []
         for setting in SETTINGS:
-            beside = engines_beside(setting)[index]
-            gains = [value for dataset in DATASETS if (value := gain(runs, dataset, beside, setting).mean) is not None]
+            ours = engines_beside(setting)[index]
+            gains = [value for dataset in DATASETS if (value := gain(runs, dataset, ours, setting).mean) is not None]
             if gains:
                 texts.append(f"{min(gains):.2f} to {max(gains):.2f}x ({setting.label})")
         if texts:
@@ -202,7 +202,7 @@ def panel(runs: Runs, dataset: str) -> Panel:
     printed, offered = paper_throughputs(runs.view), offered_tok_s(runs.view)
     rows = [*([PAPER] if printed else []), *(setting.label for setting in SETTINGS)]
     layers: list[Layer] = []
-    shown_values = [value for (of, _), value in printed.items() if of == dataset]
+    shown_values = [value for (data, _), value in printed.items() if data == dataset]
     for engine in ENGINES:
         if (value := throughput(runs, dataset, OURS, engine)) is not None:
             color = system_look(OURS).color
@@ -220,12 +220,12 @@ def panel(runs: Runs, dataset: str) -> Panel:
             shown_values.append(value)
     for system in BASELINES:
         by_setting = {setting.label: throughput(runs, dataset, system, setting) for setting in SETTINGS}
-        found = {label: value for label, value in by_setting.items() if value is not None}
-        look, heights = system_look(system), [rows.index(label) for label in found]
+        known = {label: value for label, value in by_setting.items() if value is not None}
+        look, heights = system_look(system), [rows.index(label) for label in known]
         layers.append(
-            Points(label=look.title, places=list(found.values()), values=heights, look=replace(look, linestyle="none"))
+            Points(label=look.title, places=list(known.values()), values=heights, look=replace(look, linestyle="none"))
         )
-        shown_values += found.values()
+        shown_values += known.values()
     for system in SYSTEMS:
         if (value := printed.get((dataset, system))) is not None:
             look, height = system_look(system), rows.index(PAPER) + OFF_ROW * (system in LOWERED)
@@ -251,21 +251,21 @@ def panel(runs: Runs, dataset: str) -> Panel:
 def batch_sizes(runs: Sequence[StoredRun]) -> str:
     """Tell the batch size if it is fixed, or the mean of sizes that differ."""
     sizes = sorted({size for run in runs if (size := run.facts.get("batch_size")) is not None})
-    own = [run.facts["batch_ran"]["mean"] for run in runs if run.facts.get("batch_ran")]
+    means = [run.facts["batch_ran"]["mean"] for run in runs if run.facts.get("batch_ran")]
     is_by_rule = any(run.cell.knob_values.get("batch_rule") == "batch" for run in runs)
-    return f"mean {sum(own) / len(own):.0f}" if is_by_rule and own and not sizes else " or ".join(map(str, sizes))
+    return f"mean {sum(means) / len(means):.0f}" if is_by_rule and means and not sizes else " or ".join(map(str, sizes))
 
 
 def csv_row(runs: Runs, dataset: str, system: str, how: Setting) -> tuple[object, ...]:
-    view, asked = runs.view, cell(runs.view, dataset, system, how)
-    own, value = runs.of(asked), runs.at(asked, THROUGHPUT).mean
+    view, point = runs.view, cell(runs.view, dataset, system, how)
+    repeats, value = runs.of(point), runs.at(point, THROUGHPUT).mean
     ratios = [as_ours(over(runs, dataset, engine, system, how)) for engine in engines_beside(how)]
     return (
-        *(view.platform.name, dataset, system, how.label, batch_sizes(own), max(view.dllm.rates), value),
-        runs.at(asked, MEAN_LATENCY).mean,
-        *(part for each in ratios for part in each),
-        *(paper_throughputs(view).get((dataset, system)), len(own)),
-        *(not is_unsaturated(runs, dataset, system, how), obtained_text(own), all_valid(own)),
+        *(view.platform.name, dataset, system, how.label, batch_sizes(repeats), max(view.dllm.rates), value),
+        runs.at(point, MEAN_LATENCY).mean,
+        *(part for ratio in ratios for part in ratio),
+        *(paper_throughputs(view).get((dataset, system)), len(repeats)),
+        *(not is_unsaturated(runs, dataset, system, how), obtained_text(repeats), all_valid(repeats)),
     )
 
 

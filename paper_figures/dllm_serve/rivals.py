@@ -109,17 +109,17 @@ def asked(where: Platform) -> list[tuple[Task, Policy, str]]:
 
 def cell_of(view: View, task: Task, policy: Policy, commit: str = THRESHOLD) -> Cell:
     is_card = view.platform.gpu is not None
-    own = {**(task.at_once if is_card else task.answer), "num_prompts": CARD_REQUESTS if is_card else NUM_PROBLEMS}
-    own["steps"] = task.steps[is_card]
+    options = {**(task.at_once if is_card else task.answer), "num_prompts": CARD_REQUESTS if is_card else NUM_PROBLEMS}
+    options["steps"] = task.steps[is_card]
     if not is_card and not policy.is_fixed:
-        own |= {"steps": task.answer["gen_length"], **COMMITS[commit]}
-    own |= dict(policy.knobs)
-    knobs = tuple((name, value) for name, value in own.items() if value is not None)
+        options |= {"steps": task.answer["gen_length"], **COMMITS[commit]}
+    options |= dict(policy.knobs)
+    knobs = tuple((name, value) for name, value in options.items() if value is not None)
     return view.cell(None, policy.system, "burst" if is_card else task.name, knobs=knobs)
 
 
 def cells(view: View) -> list[Cell]:
-    return cell_by_cell([cell_of(view, *each) for each in asked(view.platform)], view)
+    return cell_by_cell([cell_of(view, *point) for point in asked(view.platform)], view)
 
 
 # -- what is answered -------------------------------------------------------------------------------------
@@ -144,8 +144,8 @@ class Answers:
         """Compare with every row, on seeds that both have; None if one of their problems was not graded."""
         seeds = {run.cell.seed for run in self.runs if run.validity.valid}
         seeds &= {run.cell.seed for run in self.every_row if run.validity.valid}
-        own, every = (verdicts([run for run in runs if run.cell.seed in seeds]) for runs in (self.runs, self.every_row))
-        return discordance(own, every) if own and len(own) == len(every) else None
+        ours, base = (verdicts([run for run in runs if run.cell.seed in seeds]) for runs in (self.runs, self.every_row))
+        return discordance(ours, base) if ours and len(ours) == len(base) else None
 
     @property
     def tokens_per_step(self) -> float:
@@ -183,7 +183,7 @@ def apart(pair: Discordance | None) -> tuple[float | None, ...]:
 
 def answered(runs: Runs) -> list[Answers]:
     view = runs.view
-    found = [
+    answers = [
         Answers(
             task=task,
             policy=policy,
@@ -193,24 +193,24 @@ def answered(runs: Runs) -> list[Answers]:
         )
         for task, policy, commit in asked(view.platform)
     ]
-    return [each for each in found if each.runs]
+    return [answer for answer in answers if answer.runs]
 
 
 def answer_page(runs: Runs) -> Page:
-    found = answered(runs)
+    answers = answered(runs)
     rows = []
-    for each in found:
-        lost, won, *points, p_value = apart(each.pair)
+    for answer in answers:
+        lost, won, *points, p_value = apart(answer.pair)
         known = [point for point in points if point is not None]
-        bounds = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*known) if known else "-"
-        numbers = ("-" if each.solved is None else str(each.solved), lost, won, bounds, shown(p_value, ".2g"))
-        counted = (f"{each.rows:,.0f}", f"{each.tokens_per_step:.1f}", validity_text(each.runs))
-        rows.append((each.task.name, each.commit, each.policy.name, *numbers, *counted))
+        interval = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*known) if known else "-"
+        numbers = ("-" if answer.solved is None else str(answer.solved), lost, won, interval, shown(p_value, ".2g"))
+        counted = (f"{answer.rows:,.0f}", f"{answer.tokens_per_step:.1f}", validity_text(answer.runs))
+        rows.append((answer.task.name, answer.commit, answer.policy.name, *numbers, *counted))
     measured = ("solved %", "lost", "won", "points", "p", "rows/request", "tokens/step", "valid")
     columns = ("task", "commit", "policy", *measured)
     return Page(
         table=Table(columns=columns, rows=rows),
-        csv=Table(columns=ANSWER_COLUMNS, rows=[answer_row(each) for each in found]),
+        csv=Table(columns=ANSWER_COLUMNS, rows=[answer_row(answer) for answer in answers]),
         notes=ANSWERED,
         after_heading=f" - {runs.view.platform.title}",
     )
@@ -274,17 +274,17 @@ class Speed:
 
 
 def speeds(runs: Runs) -> list[Speed]:
-    view, found = runs.view, []
+    view, results = runs.view, []
     for task, policy, _ in asked(view.platform):
-        own, base = (cell_of(view, task, each) for each in (policy, FAST_DLLM))
-        faster = paired_ratio(runs.values(own, THROUGHPUT), runs.values(base, THROUGHPUT))
-        found.append(Speed(task=task, policy=policy, runs=runs.of(own), faster=faster))
-    return [each for each in found if each.runs]
+        cell, base_cell = (cell_of(view, task, each) for each in (policy, FAST_DLLM))
+        faster = paired_ratio(runs.values(cell, THROUGHPUT), runs.values(base_cell, THROUGHPUT))
+        results.append(Speed(task=task, policy=policy, runs=runs.of(cell), faster=faster))
+    return [speed for speed in results if speed.runs]
 
 
 def card_page(runs: Runs) -> Page:
-    found = speeds(runs)
-    rows = [(each, run) for each in found for run in each.runs]
+    results = speeds(runs)
+    rows = [(speed, run) for speed in results for run in speed.runs]
     columns = {
         "task": lambda row: row[0].task.name,
         "policy": lambda row: row[0].policy.name,
@@ -296,8 +296,8 @@ def card_page(runs: Runs) -> Page:
         "obtained": lambda row: row[1].obtained,
         "valid": lambda row: row[1].validity.valid,
     }
-    said = [*COMPOSED, *best(found)]
-    panels = [panel(task, [each for each in found if each.task is task]) for task in TASKS]
+    said = [*COMPOSED, *best(results)]
+    panels = [panel(task, [speed for speed in results if speed.task is task]) for task in TASKS]
     return Page(picture=Picture(panels=panels, caption=said, columns=len(panels)), csv=table(rows, columns), notes=said)
 
 
@@ -312,10 +312,10 @@ COMPOSED = [
 def best(found: Sequence[Speed]) -> Iterator[str]:
     """Name the fastest of our rules and of the others, among those as accurate as every row, and how much faster ours is."""
     for task in TASKS:
-        equal = [each for each in found if each.task is task and each.is_equal]
-        sides = [[each for each in equal if each.policy.is_ours is is_ours] for is_ours in (True, False)]
-        if all(sides):
-            ours, theirs = (max(side, key=lambda each: each.faster.mean or 0.0) for side in sides)
+        equal = [speed for speed in found if speed.task is task and speed.is_equal]
+        groups = [[speed for speed in equal if speed.policy.is_ours is is_ours] for is_ours in (True, False)]
+        if all(groups):
+            ours, theirs = (max(group, key=lambda each: each.faster.mean or 0.0) for group in groups)
             ratio = paired_ratio(ours.throughput, theirs.throughput)
             yield (
                 f"{task.name}: of those that lose nothing outside noise {ours.policy.name} is {as_ratio(ratio)} times as fast as "
@@ -331,10 +331,10 @@ def as_ratio(ratio: Interval) -> str:
 def panel(task: Task, found: Sequence[Speed]) -> Panel:
     """Draw accuracy with a threshold over the speed-up."""
     layers: list[Layer] = [Guide(value=1.0, is_upright=True)]
-    for each in found:
-        if each.policy.is_drawn and each.accuracy is not None and each.faster.mean is not None:
-            look = replace(each.policy.look, linestyle="none")
-            layers.append(Line(label=each.policy.name, places=[each.faster.mean], at=[each.accuracy], look=look))
+    for speed in found:
+        if speed.policy.is_drawn and speed.accuracy is not None and speed.faster.mean is not None:
+            look = replace(speed.policy.look, linestyle="none")
+            layers.append(Line(label=speed.policy.name, places=[speed.faster.mean], at=[speed.accuracy], look=look))
     return Panel(
         title=task.name,
         layers=layers if len(layers) > 1 else [Text(text="no valid runs")],

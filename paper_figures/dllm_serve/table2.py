@@ -17,9 +17,9 @@ COLUMNS = (
 
 
 def row_of(printed: Mapping[str, TableValue]) -> tuple[str, ...]:
-    where = platform_of(str(printed["platform"]))
-    assert where.gpu is not None
-    card, weights = gpu(where.gpu), shape_of(where).weight_bytes
+    platform = platform_of(str(printed["platform"]))
+    assert platform.gpu is not None
+    card, weights = gpu(platform.gpu), shape_of(platform).weight_bytes
     return (
         str(printed["gpu"]),
         f"{printed['cpu']} x {printed['cpu_sockets']}",
@@ -30,7 +30,7 @@ def row_of(printed: Mapping[str, TableValue]) -> tuple[str, ...]:
         str(printed["headroom_after_weights_gb_from_text"]),
         f"{card.bf16_tflops:g}",
         f"{card.memory_bandwidth_gb_s:g}",
-        describe_calibration(load_calibration(where.gpu)),
+        describe_calibration(load_calibration(platform.gpu)),
     )
 
 

@@ -37,15 +37,15 @@ PAPER_ORDER = ("burst", "osc", "livebench")
 def page(runs: Runs) -> Page:
     view, curves = runs.view, curves_of(runs)
     rate, printed = max(view.dllm.rates), layout.table4_rows() if view.platform.name == CARD else {}
-    found = [
+    rows = [
         (curve, printed.get((dataset, system), {}))
         for dataset in DATASETS
         for system in ORDER
         if (curve := curves.by_name.get((dataset, system))) is not None
     ]
     return Page(
-        table=table(found, in_text(curves)),
-        csv=table(found, in_csv(curves, view)),
+        table=table(rows, in_text(curves)),
+        csv=table(rows, in_csv(curves, view)),
         notes=[*layout.origin_of_compared(runs), prompt_sources(curves.runs), *batch_sentence(curves)],
         after_heading=f" - {view.platform.title}, {rate:g} req/s",
     )
@@ -102,19 +102,19 @@ def speedup(curve: Curve, curves: Curves) -> Interval:
 
 def findings(runs: Runs) -> list[Finding]:
     curves = curves_of(runs)
-    at = f", {max(runs.view.dllm.rates):g} req/s"
-    found = [*entries(runs, curves, at), *comparisons(runs, curves, at), *latencies(runs, curves, at)]
-    own = [curves.by_name[dataset, OURS] for dataset in PAPER_ORDER if (dataset, OURS) in curves.by_name]
-    if len(own) == len(DATASETS):
-        sizes = tuple(float(sum(curve.last_runs[0].summary["num_requests"].values())) for curve in own)
+    suffix = f", {max(runs.view.dllm.rates):g} req/s"
+    results = [*entries(runs, curves, suffix), *comparisons(runs, curves, suffix), *latencies(runs, curves, suffix)]
+    ours = [curves.by_name[dataset, OURS] for dataset in PAPER_ORDER if (dataset, OURS) in curves.by_name]
+    if len(ours) == len(DATASETS):
+        sizes = tuple(float(sum(curve.last_runs[0].summary["num_requests"].values())) for curve in ours)
         how = "requests of the runs: a choice after the inferred ones, not a result"
-        found.append(runs.finding("dllm-n-requests", sizes, how, obtained="computed"))
-    return [*found, comparison.token_cap(runs)]
+        results.append(runs.finding("dllm-n-requests", sizes, how, obtained="computed"))
+    return [*results, comparison.token_cap(runs)]
 
 
 def entries(runs: Runs, curves: Curves, at: str) -> list[Finding]:
     """Findings on the table's own numbers."""
-    found = []
+    results = []
     for curve in curves.all:
         latency, throughput, ratio = (
             curve.last(MEAN_LATENCY).mean,
@@ -124,12 +124,12 @@ def entries(runs: Runs, curves: Curves, at: str) -> list[Finding]:
         if throughput is None or latency is None or ratio is None:
             continue
         claim = f"dllm-t4-{curve.dataset}-{'serve' if curve.system == OURS else curve.system}"
-        found += [
+        results += [
             runs.finding(f"{claim}-lat", latency, f"mean over requests{at}"),
             runs.finding(f"{claim}-tput", throughput, f"tokens of finished requests over the window{at}"),
             runs.finding(f"{claim}-speedup", ratio, f"throughput over Sparse-dLLM's{at}"),
         ]
-    return found
+    return results
 
 
 def comparisons(runs: Runs, curves: Curves, at: str) -> list[Finding]:
@@ -137,8 +137,8 @@ def comparisons(runs: Runs, curves: Curves, at: str) -> list[Finding]:
     throughput = {name: mean for name, mean in means.items() if mean is not None}
     if len(throughput) < len(DATASETS) * len(SYSTEMS):
         return []
-    of, ours = comparison.labels(runs.view), {dataset: throughput[dataset, OURS] for dataset in DATASETS}
-    order, by_data = sorted(DATASETS, key=lambda dataset: -ours[dataset]), tuple(of.values())
+    labels, ours = comparison.labels(runs.view), {dataset: throughput[dataset, OURS] for dataset in DATASETS}
+    order, by_data = sorted(DATASETS, key=lambda dataset: -ours[dataset]), tuple(labels.values())
     gains, ranks = (
         tuple(map(number, gains_of(curves, max(runs.view.dllm.rates)).values())),
         tuple(comparison.ranks_of(throughput).values()),
@@ -150,7 +150,7 @@ def comparisons(runs: Runs, curves: Curves, at: str) -> list[Finding]:
             "dllm-t4-serve-order",
             tuple(ours[dataset] for dataset in PAPER_ORDER),
             f"dLLM-Serve's throughput{at}; here {' > '.join(map(dataset_title, order))}",
-            of=tuple(of[dataset] for dataset in PAPER_ORDER),
+            of=tuple(labels[dataset] for dataset in PAPER_ORDER),
             holds=tuple(order) == PAPER_ORDER,
         ),
         runs.finding("dllm-l40s-burst", ours["burst"], f"Burst{at}"),
@@ -164,12 +164,12 @@ def latencies(runs: Runs, curves: Curves, at: str) -> list[Finding]:
         ("dllm-l40s-osc-lat-ratio", "osc", BASE, MEAN_LATENCY, "Sparse-dLLM's mean latency", "OSC"),
         ("dllm-abs-tail-latency", "osc", BASE, P99_LATENCY, "Sparse-dLLM's p99 latency", "OSC"),
     )
-    found = []
-    for claim, dataset, other, of, what, where in rows:
-        ratio = curves.versus(dataset, other, OURS, of, max(runs.view.dllm.rates)).mean
+    results = []
+    for claim, dataset, baseline, measure, label, title in rows:
+        ratio = curves.versus(dataset, baseline, OURS, measure, max(runs.view.dllm.rates)).mean
         if ratio is not None:
-            found.append(runs.finding(claim, ratio, f"{what} over dLLM-Serve's on {where}{at}"))
-    return found
+            results.append(runs.finding(claim, ratio, f"{label} over dLLM-Serve's on {title}{at}"))
+    return results
 
 
 FIGURE = layout.dllm_figure(

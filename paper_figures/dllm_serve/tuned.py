@@ -48,7 +48,7 @@ def cells(view: View) -> list[Cell]:
 
 def over_base(runs: Runs, dataset: str, contender: str, is_tuned: bool) -> Interval:
     """Return throughput over Fast-dLLM's in the same form, paired by seed."""
-    ours, theirs = (cell(runs.view, dataset, each, is_tuned) for each in (contender, BASE))
+    ours, theirs = (cell(runs.view, dataset, name, is_tuned) for name in (contender, BASE))
     return runs.versus(ours, theirs, THROUGHPUT, "ratio")
 
 
@@ -59,18 +59,18 @@ def gained(runs: Runs, dataset: str, contender: str) -> Interval:
 
 
 def chosen(runs: Runs, dataset: str, contender: str) -> str:
-    found = runs.of(cell(runs.view, dataset, contender, True))
-    told = found[0].facts.get("tuned") if found else None
-    if not told:
+    repeats = runs.of(cell(runs.view, dataset, contender, True))
+    search = repeats[0].facts.get("tuned") if repeats else None
+    if not search:
         return "-"
-    setting = " ".join(f"{knob}={value}" for knob, value in told["chosen"].items())
-    return setting or ("the defaults" if told["trials"] else "nothing is free")
+    setting = " ".join(f"{knob}={value}" for knob, value in search["chosen"].items())
+    return setting or ("the defaults" if search["trials"] else "nothing is free")
 
 
 def solved(view: View, contender: str) -> list[Solved | None]:
     """Return what is solved, by task. Free knobs decide when tokens are made and never which, so both forms answer alike."""
-    asked = cell(view, DATASETS[0], contender, False)
-    configuration = configuration_of(asked.system, asked.knob_values)
+    example = cell(view, DATASETS[0], contender, False)
+    configuration = configuration_of(example.system, example.knob_values)
     return [None if configuration is None else solved_by(configuration, task) for task in TASKS]
 
 
@@ -96,7 +96,7 @@ def panel(runs: Runs, dataset: str, is_absolute: bool = False) -> Panel:
     """Draw throughput, or the ratio to Fast-dLLM for the panel below it."""
     layers: list[Layer] = []
     for side, is_tuned in zip((-1, 1), FORMS, strict=True):
-        at = [
+        intervals = [
             runs.at(cell(runs.view, dataset, contender, is_tuned), THROUGHPUT)
             if is_absolute
             else over_base(runs, dataset, contender, is_tuned)
@@ -105,28 +105,28 @@ def panel(runs: Runs, dataset: str, is_absolute: bool = False) -> Panel:
         bars = Bars(
             label=FORM_NAMES[is_tuned],
             places=[place + side * BAR_WIDTH / 2 for place in range(len(CONTENDERS))],
-            at=at,
+            at=intervals,
             width=BAR_WIDTH,
             capsize=2,
             color=COLORS[is_tuned],
             is_numbered=True,
         )
         layers.append(bars)
-    names = [look_of(each).title.replace(" with ", "\n").replace("-", "-\n") for each in CONTENDERS]
-    what = "throughput (tok/s)" if is_absolute else "relative to Fast-dLLM (x)"
+    names = [look_of(contender).title.replace(" with ", "\n").replace("-", "-\n") for contender in CONTENDERS]
+    label = "throughput (tok/s)" if is_absolute else "relative to Fast-dLLM (x)"
     return Panel(
         title=dataset_title(dataset),
         layers=layers if is_absolute else [*layers, Guide(value=1)],
         x=Axis(ticks=range(len(CONTENDERS)), names=names),
-        y=Axis(label=what, better="higher", margin=0.12),
+        y=Axis(label=label, better="higher", margin=0.12),
     )
 
 
 def csv_of(runs: Runs) -> Table:
     rows = []
     for dataset, contender, is_tuned in PLACES:
-        asked = cell(runs.view, dataset, contender, is_tuned)
-        own = runs.of(asked)
+        point = cell(runs.view, dataset, contender, is_tuned)
+        repeats = runs.of(point)
         answers = [
             (None,) * 3 if each is None else (each.share, each.low, each.high) for each in solved(runs.view, contender)
         ]
@@ -134,18 +134,18 @@ def csv_of(runs: Runs) -> Table:
             (
                 *(runs.view.platform.name, runs.view.reading if contender in BASELINES else None, dataset, contender),
                 *(is_tuned, chosen(runs, dataset, contender) if is_tuned else None),
-                *(runs.at(asked, of).mean for of in (THROUGHPUT, MEAN_LATENCY, LONGEST_WAIT, RUNNING)),
+                *(runs.at(point, measure).mean for measure in (THROUGHPUT, MEAN_LATENCY, LONGEST_WAIT, RUNNING)),
                 *ends(over_base(runs, dataset, contender, is_tuned)),
                 *(ends(gained(runs, dataset, contender)) if is_tuned else (None,) * 3),
                 *(number for answer in answers for number in answer),
-                *(len(own), obtained_text(own), all_valid(own)),
+                *(len(repeats), obtained_text(repeats), all_valid(repeats)),
             )
         )
     return Table(
         columns=(
             *("platform", "reading", "dataset", "system", "is_tuned", "chosen"),
             *("throughput_tok_s", "mean_latency_s", "longest_wait_s", "mean_running"),
-            *(f"{what}{end}" for what in ("of_fast_dllm", "of_as_printed") for end in ("", "_low", "_high")),
+            *(f"{name}{end}" for name in ("of_fast_dllm", "of_as_printed") for end in ("", "_low", "_high")),
             *(f"{task}{end}" for task in TASKS for end in ("", "_low", "_high")),
             *("num_runs", "obtained", "valid"),
         ),
