@@ -39,16 +39,16 @@ def ways(where: Platform) -> tuple[Way, ...]:
     """Full diffusion has eight billion parameters, so we show it only beside the dense model of that size."""
     part = where.part(BlockPart)
     few = int(part.tokens_per_forward)
-    own = (
+    common = (
         Way(name="few", title=f"block diffusion, {few} tokens a forward", tokens=few, color="#0072B2", marker="o"),
         Way(name="one", title="block diffusion, 1 token a forward", color="#56B4E9", marker="v"),
         AUTOREGRESSIVE,
     )
     if part.model != "sdar-8b":
-        return own
+        return common
     title = "full diffusion (LLaDA-8B)"
     return (
-        *own,
+        *common,
         Way(
             name="full few", title=f"{title}, {few} tokens a step", system=FULL, tokens=few, color="#D55E00", marker="s"
         ),
@@ -68,7 +68,7 @@ def cell_of(view: View, way: Way, concurrency: int) -> Cell:
 
 
 def cells(view: View) -> list[Cell]:
-    return [cell_of(view, way, each) for way in ways(view.platform) for each in CONCURRENCY]
+    return [cell_of(view, way, n) for way in ways(view.platform) for n in CONCURRENCY]
 
 
 def against(runs: Runs, way: Way, concurrency: int) -> Interval:
@@ -117,9 +117,9 @@ def conclusion(runs: Runs) -> str:
     block = ways(runs.view.platform)[0]
     ahead = [n for n in CONCURRENCY if (against(runs, block, n).mean or 0.0) > 1]
     first, last = against(runs, block, CONCURRENCY[0]).mean, against(runs, block, CONCURRENCY[-1]).mean
-    where = f"up to {ahead[-1]} requests at once" if ahead else "nowhere"
+    extent = f"up to {ahead[-1]} requests at once" if ahead else "nowhere"
     return (
-        f"Block diffusion with {block.tokens} tokens a forward is ahead of the autoregressive decoder {where}: "
+        f"Block diffusion with {block.tokens} tokens a forward is ahead of the autoregressive decoder {extent}: "
         f"{shown(first, '.2f')} times its throughput with one request, {shown(last, '.2f')} times with {CONCURRENCY[-1]}."
     )
 

@@ -62,14 +62,14 @@ def cell_of(view: View, way: Contender, concurrency: int) -> Cell:
     """Ask for as many requests as run at once, all present from the beginning. With drawn steps, ask for four times as many: each enters
     when another ends."""
     rounds = 4 if way in (DRAWN, TOGETHER) else 1
-    own = {**LENGTHS, "num_prompts": rounds * concurrency, "max_num_seqs": concurrency}
-    return way.cell(view, DATASET, own)
+    knobs = {**LENGTHS, "num_prompts": rounds * concurrency, "max_num_seqs": concurrency}
+    return way.cell(view, DATASET, knobs)
 
 
 def asked(view: View) -> list[tuple[Contender, int]]:
-    each = [(way, n) for way in WAYS for n in CONCURRENCY]
+    pairs = [(way, n) for way in WAYS for n in CONCURRENCY]
     is_free = not any(name in ("cost", "kernels") for name, _ in view.knobs)
-    return each + [(by_others(way), n) for way in (FIXED, TOKENS) for n in CONCURRENCY if is_free]
+    return pairs + [(by_others(way), n) for way in (FIXED, TOKENS) for n in CONCURRENCY if is_free]
 
 
 def cells(view: View) -> list[Cell]:
@@ -78,7 +78,7 @@ def cells(view: View) -> list[Cell]:
 
 def ratio(runs: Runs, own: Contender, base: Contender, concurrency: int) -> Interval:
     """Return throughput over that of ``base``, seed by seed."""
-    ours, others = (cell_of(runs.view, each, concurrency) for each in (own, base))
+    ours, others = (cell_of(runs.view, way, concurrency) for way in (own, base))
     return runs.versus(ours, others, THROUGHPUT, "ratio")
 
 
@@ -120,9 +120,9 @@ def page(runs: Runs) -> Page:
         for way in ways
     ]
     times = [
-        Line(label=own.title, places=CONCURRENCY, at=[ratio(runs, own, base, n) for n in CONCURRENCY], look=own.look)
-        for own, base in [(FIXED, TOKENS), (DRAWN, TOGETHER), (by_others(FIXED), by_others(TOKENS))]
-        if own in ways
+        Line(label=way.title, places=CONCURRENCY, at=[ratio(runs, way, base, n) for n in CONCURRENCY], look=way.look)
+        for way, base in [(FIXED, TOKENS), (DRAWN, TOGETHER), (by_others(FIXED), by_others(TOKENS))]
+        if way in ways
     ]
     x = Axis(label="requests at once", scale="log2", ticks=CONCURRENCY)
     panels = [
@@ -142,16 +142,16 @@ def page(runs: Runs) -> Page:
 def crossing(runs: Runs) -> str:
     ahead = [n for n in CONCURRENCY if (ratio(runs, FIXED, TOKENS, n).mean or 0.0) > 1]
     first, last = (shown(ratio(runs, FIXED, TOKENS, n).mean, ".2f") for n in (CONCURRENCY[0], CONCURRENCY[-1]))
-    where = f"up to {ahead[-1]} requests at once" if ahead else "nowhere"
+    extent = f"up to {ahead[-1]} requests at once" if ahead else "nowhere"
     return (
-        f"Canvases of {STEPS} steps are ahead of one token a step {where}: {first} times its throughput with one request, {last} times "
+        f"Canvases of {STEPS} steps are ahead of one token a step {extent}: {first} times its throughput with one request, {last} times "
         f"with {CONCURRENCY[-1]}."
     )
 
 
 def gain(runs: Runs) -> str:
-    found = ", ".join(f"{shown(ratio(runs, DRAWN, TOGETHER, n).mean, '.2f')} at {n}" for n in CONCURRENCY[1:])
-    return f"Mixed steps over synchronous ones, steps drawn: {found}."
+    text = ", ".join(f"{shown(ratio(runs, DRAWN, TOGETHER, n).mean, '.2f')} at {n}" for n in CONCURRENCY[1:])
+    return f"Mixed steps over synchronous ones, steps drawn: {text}."
 
 
 def origin(runs: Runs) -> list[str]:
@@ -167,15 +167,15 @@ _SPEEDS = {
 def findings(runs: Runs) -> list[Finding]:
     """Findings by vLLM's kernels, with TensorRT-LLM's as another reading."""
     view, pairs = runs.view, ((FIXED, TOKENS), (by_others(FIXED), by_others(TOKENS)))
-    speeds = [runs.at(cell_of(view, own, 1), THROUGHPUT).mean for own, _ in pairs]
-    times = [ratio(runs, own, base, 1).mean for own, base in pairs]
+    speeds = [runs.at(cell_of(view, way, 1), THROUGHPUT).mean for way, _ in pairs]
+    times = [ratio(runs, way, base, 1).mean for way, base in pairs]
     how = f"one request, {STEPS} steps a canvas, prompt and answer of 1,024 tokens, vLLM's kernels"
     claims = [(claim, speeds) for claim in _SPEEDS.get(view.platform.name, ())]
     claims += [("block-canvas-times-ar", times)] if view.platform.gpu == "h100" else []
     return [
-        runs.finding(claim, own, how, readings=() if other is None else (("TensorRT-LLM's kernels", other),))
-        for claim, (own, other) in claims
-        if own is not None
+        runs.finding(claim, value, how, readings=() if other is None else (("TensorRT-LLM's kernels", other),))
+        for claim, (value, other) in claims
+        if value is not None
     ]
 
 

@@ -48,14 +48,14 @@ USUAL, SYNCHRONOUS, _ = READINGS
 def cell_of(view: View, concurrency: int, reading: Contender = USUAL, asked: Knobs = GSM8K) -> Cell:
     """Clients send again after each answer: four requests per running one, two for long ones."""
     rounds = 4 if asked is GSM8K else 2
-    own: dict[str, Scalar] = {
+    knobs: dict[str, Scalar] = {
         **asked,
         "tokens_per_forward": TOKENS_PER_FORWARD,
         "max_num_seqs": concurrency,
         "num_prompts": max(8, rounds * concurrency),
         **({} if any(name in ("cost", "kernels") for name, _ in view.knobs) else {"kernels": "sglang"}),
     }
-    return reading.cell(view, DATASET, own)
+    return reading.cell(view, DATASET, knobs)
 
 
 def cells(view: View) -> list[Cell]:
@@ -63,8 +63,8 @@ def cells(view: View) -> list[Cell]:
         view.platform.gpu == "h20",
         f"platform={view.platform.name!r} is not the card that SGLang's points were measured on: use h20-llada2-mini",
     )
-    short = [cell_of(view, each, reading) for reading in READINGS for each in CONCURRENCY]
-    return [*short, *(cell_of(view, each, reading, LONG) for reading in READINGS[:2] for each in LONG_CONCURRENCY)]
+    short = [cell_of(view, n, reading) for reading in READINGS for n in CONCURRENCY]
+    return [*short, *(cell_of(view, n, reading, LONG) for reading in READINGS[:2] for n in LONG_CONCURRENCY)]
 
 
 def published(concurrency: int) -> float:
@@ -85,11 +85,11 @@ def step_of(view: View, concurrency: int) -> PricedStep:
 def page(runs: Runs) -> Page:
     view = runs.view
     steps = {n: step_of(view, n) for n in CONCURRENCY}
-    taken = runs.at(cell_of(view, CONCURRENCY[0]), Measure(path="tokens_per_forward")).mean
+    tokens = runs.at(cell_of(view, CONCURRENCY[0]), Measure(path="tokens_per_forward")).mean
     about = [
         conclusion(runs),
         flattening(steps),
-        f"{fit(runs)} ({shown(taken, '.2f')} with blocks' ends and the forward that ends them). Assumed: prompts of {PROMPT} tokens, {SHARED} of them shared, "
+        f"{fit(runs)} ({shown(tokens, '.2f')} with blocks' ends and the forward that ends them). Assumed: prompts of {PROMPT} tokens, {SHARED} of them shared, "
         f"answers of {TOKENS}, whole; no time of the host.",
     ]
     return Page(csv=csv_of(runs), picture=Picture(panels=[panel(runs)], caption=about), notes=about)
@@ -103,14 +103,14 @@ def csv_of(runs: Runs) -> Table:
     )
     rows = [
         (
-            *(runs.view.platform.name, reading.title, asked["input_len"], asked["gen_length"], n, run.cell.seed),
-            *(THROUGHPUT(run), tpot_ms(run), stated("block", f"block-sglang-{'long-' if asked is LONG else ''}{n}")),
+            *(runs.view.platform.name, reading.title, knobs["input_len"], knobs["gen_length"], n, run.cell.seed),
+            *(THROUGHPUT(run), tpot_ms(run), stated("block", f"block-sglang-{'long-' if knobs is LONG else ''}{n}")),
             *(run.obtained, run.validity.valid, run.cell.key),
         )
-        for asked, of, many in ((GSM8K, READINGS, CONCURRENCY), (LONG, READINGS[:2], LONG_CONCURRENCY))
-        for reading in of
-        for n in many
-        for run in runs.of(cell_of(runs.view, n, reading, asked))
+        for knobs, readings, counts in ((GSM8K, READINGS, CONCURRENCY), (LONG, READINGS[:2], LONG_CONCURRENCY))
+        for reading in readings
+        for n in counts
+        for run in runs.of(cell_of(runs.view, n, reading, knobs))
     ]
     return Table(columns=columns, rows=rows)
 
@@ -138,10 +138,10 @@ def is_fitted(runs: Runs) -> bool:
 
 
 def fit(runs: Runs) -> str:
-    said = f"{TOKENS_PER_FORWARD:g} tokens a forward"
+    text = f"{TOKENS_PER_FORWARD:g} tokens a forward"
     if is_fitted(runs):
-        return f"Fitted: {said}, to the first point"
-    return f"{said}, fitted to other runs: the first point is {shown(error(runs, CONCURRENCY[0]), '+.0f')} % off here"
+        return f"Fitted: {text}, to the first point"
+    return f"{text}, fitted to other runs: the first point is {shown(error(runs, CONCURRENCY[0]), '+.0f')} % off here"
 
 
 def conclusion(runs: Runs) -> str:
@@ -152,13 +152,13 @@ def conclusion(runs: Runs) -> str:
 
 def flattening(steps: Mapping[int, PricedStep]) -> str:
     """Tell what makes a step longer from the first concurrency to the last."""
-    least, most = (steps[n] for n in (CONCURRENCY[0], CONCURRENCY[-1]))
-    turn = next((n for n in CONCURRENCY if steps[n].bound == "compute"), None)
-    grown = (1e3 * (b - a) for a, b in zip(_parts(least), _parts(most), strict=True))
+    first, last = (steps[n] for n in (CONCURRENCY[0], CONCURRENCY[-1]))
+    bound_from = next((n for n in CONCURRENCY if steps[n].bound == "compute"), None)
+    grown = (1e3 * (b - a) for a, b in zip(_parts(first), _parts(last), strict=True))
     total, layers, attention, head = grown
-    where = "Nowhere" if turn is None else f"From {turn} requests on"
+    extent = "Nowhere" if bound_from is None else f"From {bound_from} requests on"
     return (
-        f"{where} a step is bound by the card's arithmetic, and more requests make it longer by as much: with {CONCURRENCY[-1]} it takes "
+        f"{extent} a step is bound by the card's arithmetic, and more requests make it longer by as much: with {CONCURRENCY[-1]} it takes "
         f"{total:.0f} ms more than with one, {layers:.0f} of them in the layers' matrices, {attention:.0f} in attention, {head:.0f} in the head."
     )
 
@@ -166,12 +166,12 @@ def flattening(steps: Mapping[int, PricedStep]) -> str:
 def panel(runs: Runs) -> Panel:
     lines = [
         Line(
-            label=each.title,
+            label=reading.title,
             places=CONCURRENCY,
-            at=[runs.at(cell_of(runs.view, n, each), THROUGHPUT) for n in CONCURRENCY],
-            look=each.look,
+            at=[runs.at(cell_of(runs.view, n, reading), THROUGHPUT) for n in CONCURRENCY],
+            look=reading.look,
         )
-        for each in READINGS
+        for reading in READINGS
     ]
     look = Look(color="black", marker="D")
     points = [Mark(label="published", place=n, value=published(n), look=look, size=7) for n in CONCURRENCY]
@@ -184,41 +184,41 @@ def panel(runs: Runs) -> Panel:
 
 
 def findings(runs: Runs) -> list[Finding]:
-    view, found = runs.view, list[Finding]()
+    view, results = runs.view, list[Finding]()
 
     def finding(claim: str, of: Of, concurrency: int, asked: Knobs) -> None:
         value, other = (runs.at(cell_of(view, concurrency, each, asked), of).mean for each in (USUAL, SYNCHRONOUS))
         if value is not None and other is not None:
             how = f"{USUAL.title}, {TOKENS_PER_FORWARD:g} tokens a forward"
-            found.append(runs.finding(claim, value, how, readings=((SYNCHRONOUS.title, other),)))
+            results.append(runs.finding(claim, value, how, readings=((SYNCHRONOUS.title, other),)))
 
     for n in CONCURRENCY:
         finding(f"block-sglang-{n}", THROUGHPUT, n, GSM8K)
     for n in LONG_CONCURRENCY:
         finding(f"block-sglang-long-{n}", THROUGHPUT, n, LONG)
     finding("block-sglang-long-tpot", tpot_ms, 128, LONG)
-    (usual, synchronous) = (gains(runs, each) for each in (USUAL, SYNCHRONOUS))
+    (usual, synchronous) = (gains(runs, reading) for reading in (USUAL, SYNCHRONOUS))
     if usual is not None and synchronous is not None:
-        before, last = usual
-        how = f"from 64 to 128 requests, after {before:.0f} % from 32 to 64"
-        found.append(
+        previous, last = usual
+        how = f"from 64 to 128 requests, after {previous:.0f} % from 32 to 64"
+        results.append(
             runs.finding(
                 "block-sglang-flattens",
                 last,
                 how,
-                holds=0 <= last < before,
+                holds=0 <= last < previous,
                 readings=((SYNCHRONOUS.title, synchronous[1]),),
             )
         )
-    return found
+    return results
 
 
 def gains(runs: Runs, reading: Contender) -> tuple[float, float] | None:
     """Return by how many percent 64 requests give more than 32, and 128 more than 64."""
-    some, more, most = (runs.at(cell_of(runs.view, n, reading), THROUGHPUT).mean for n in CONCURRENCY[-3:])
-    if not some or not more or most is None:
+    low, middle, high = (runs.at(cell_of(runs.view, n, reading), THROUGHPUT).mean for n in CONCURRENCY[-3:])
+    if not low or not middle or high is None:
         return None
-    return 100 * (more / some - 1), 100 * (most / more - 1)
+    return 100 * (middle / low - 1), 100 * (high / middle - 1)
 
 
 FIGURE = figure(
