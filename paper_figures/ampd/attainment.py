@@ -69,13 +69,13 @@ class Attainments:
         """Return the interval of a number computed from the means over all seeds: a jackknife over the seeds, with Student's t. All
         contenders and cells share the seeds."""
         n = self.num_seeds
-        whole = statistic(self.means)
+        estimate = statistic(self.means)
         if n < 2:
-            return Interval(mean=_finite(whole), half_width=None, n=n, confidence=0.95)
-        without = np.array([statistic(means) for means in self._without])
-        spread = math.sqrt((n - 1) / n * float(((without - without.mean()) ** 2).sum()))
+            return Interval(mean=_finite(estimate), half_width=None, n=n, confidence=0.95)
+        estimates = np.array([statistic(means) for means in self._without])
+        spread = math.sqrt((n - 1) / n * float(((estimates - estimates.mean()) ** 2).sum()))
         half = student_t_two_sided(0.95, n - 1) * spread
-        return Interval(mean=_finite(whole), half_width=_finite(half), n=n, confidence=0.95)
+        return Interval(mean=_finite(estimate), half_width=_finite(half), n=n, confidence=0.95)
 
     def at(self, name: str, row: int, column: int, *, less: str | None = None) -> Interval:
         """Return the attainment in one cell, in percent; with ``less``, the paired difference to that contender, in points."""
@@ -97,14 +97,14 @@ def tabulate(
     """``ask`` makes the cell for a contender, a panel and a rate, if the rate alone is not enough."""
     seeds, values = runs.view.seeds, {}
     for name in names:
-        found = np.full((len(panels), len(rates), len(seeds)), np.nan)
+        array = np.full((len(panels), len(rates), len(seeds)), np.nan)
         for row, panel in enumerate(panels):
             for column, rate in enumerate(rates):
                 cell = CONTENDERS[name].on(runs.view, panel, rate, knobs) if ask is None else ask(name, panel, rate)
                 for seed, value in runs.values(cell, of).items():
                     if seed in seeds:
-                        found[row, column, seeds.index(seed)] = value
-        values[name] = found
+                        array[row, column, seeds.index(seed)] = value
+        values[name] = array
     return Attainments(panels=tuple(panels), rates=tuple(rates), values=values)
 
 

@@ -55,10 +55,10 @@ def panels() -> tuple[TracePanel, ...]:
         plans.setdefault(key, []).append(Deployment.disaggregated(*degrees))
     gains: dict[tuple[str, str], dict[tuple[float, str], float]] = {}
     for row in load_table("ampd/fig4_improvements.csv"):
-        own = gains.setdefault((str(row["model"]), str(row["trace"]).lower()), {})
+        printed = gains.setdefault((str(row["model"]), str(row["trace"]).lower()), {})
         for name in SAME_BASELINES:
             percent = row[f"gain_vs_{name}_pct"]
-            own[float(str(row["rate"])), name] = math.nan if percent is None else 1 + float(percent) / 100
+            printed[float(str(row["rate"])), name] = math.nan if percent is None else 1 + float(percent) / 100
     return tuple(
         TracePanel(model=model, trace=trace, plans=tuple(plans[model, trace]), gains=gains[model, trace])
         for model in MODELS
@@ -67,7 +67,7 @@ def panels() -> tuple[TracePanel, ...]:
 
 
 def panel_of(model: str, trace: str) -> TracePanel:
-    return next(each for each in panels() if (each.model, each.trace) == (model, trace))
+    return next(panel for panel in panels() if (panel.model, panel.trace) == (model, trace))
 
 
 def _whole(value: TableValue) -> int:
@@ -100,8 +100,8 @@ class OnPlan(Contender):
 
     def on(self, view: View, panel: TracePanel, rate: float, knobs: Knobs = ()) -> Cell:
         """``transient`` is set because the paper's cells have so many sessions, most beyond what the workers keep up with."""
-        usual: dict[str, Scalar] = {"model": panel.model, "deployment": self.deployment(panel), "transient": True}
-        return self.cell(view, panel.trace, {**usual, **dict(self.knobs), **dict(knobs)}, rate=rate)
+        defaults: dict[str, Scalar] = {"model": panel.model, "deployment": self.deployment(panel), "transient": True}
+        return self.cell(view, panel.trace, {**defaults, **dict(self.knobs), **dict(knobs)}, rate=rate)
 
 
 CONTENDERS = contenders_beside(__file__, OnPlan)
@@ -114,5 +114,5 @@ FIGURE4 = ("ampd", "ours", *SAME_BASELINES, "ampd-tuned", "ours-tuned", *TUNED_B
 def grid(
     view: View, names: Sequence[str], panels: Iterable[TracePanel], rates: Sequence[float], *, knobs: Knobs = ()
 ) -> list[Cell]:
-    asked = (CONTENDERS[name].on(view, panel, rate, knobs) for panel in panels for rate in rates for name in names)
-    return seed_by_seed(asked, view)
+    cells = (CONTENDERS[name].on(view, panel, rate, knobs) for panel in panels for rate in rates for name in names)
+    return seed_by_seed(cells, view)

@@ -119,7 +119,7 @@ def page(runs: Runs) -> Page:
         csv=Table(
             columns=("model", "trace", "rate_sessions_s", "contender", *COLUMNS),
             rows=[
-                (panel.model, panel.trace, rate, name, *(of(run) for of in COLUMNS.values()))
+                (panel.model, panel.trace, rate, name, *(column(run) for column in COLUMNS.values()))
                 for panel in panels()
                 for rate in table.rates
                 for name in FIGURE4
@@ -137,11 +137,11 @@ def with_printed(drawn: Drawn, panel: TracePanel, rates: Sequence[float]) -> Dra
     is_known = (panel.model, panel.trace) == (DETAIL_MODEL, KNOWN_TRACE)
     for name in ("dynamo", "vllm"):
         gains = {rate: panel.gains.get((rate, name), math.nan) for rate in rates}
-        kept = [rate for rate, ratio in gains.items() if ratio > 1 and not (is_known and rate == DETAIL_RATE)]
+        bounded = [rate for rate, ratio in gains.items() if ratio > 1 and not (is_known and rate == DETAIL_RATE)]
         label, look = f"{CONTENDERS[name].title} (at most, from the printed gain)", CONTENDERS[name].look
-        bounds = [100 / gains[rate] for rate in kept]
-        if kept:
-            layers.append(AtMost(label=label, places=kept, bounds=bounds, look=look, arrow=6))
+        bounds = [100 / gains[rate] for rate in bounded]
+        if bounded:
+            layers.append(AtMost(label=label, places=bounded, bounds=bounds, look=look, arrow=6))
     if is_known and DETAIL_RATE in rates:
         for name, value in zip(("ampd", "dynamo", "vllm"), stated_together("ampd", "ampd-derived-abs"), strict=True):
             look, label = CONTENDERS[name].look, f"{CONTENDERS[name].title} (paper)"
@@ -151,9 +151,9 @@ def with_printed(drawn: Drawn, panel: TracePanel, rates: Sequence[float]) -> Dra
 
 def bottom_row(runs: Runs) -> list[Drawn]:
     """Draw latencies in ms, a panel per trace, on one logarithmic axis. They are points, since bars on it have no natural start."""
-    found = {of.label: detail_of(runs, of) for of in DETAILS}
-    known = [1e3 * float(value) for table in found.values() for name in DETAILED for value in table.means[name].ravel()]
-    positive = [value for value in known if value > 0] or [1.0]
+    tables = {of.label: detail_of(runs, of) for of in DETAILS}
+    ms = [1e3 * float(value) for table in tables.values() for name in DETAILED for value in table.means[name].ravel()]
+    positive = [value for value in ms if value > 0] or [1.0]
     limits = (min(positive) / 1.5, 1.5 * max(positive))
     return [
         Drawn(
@@ -161,11 +161,11 @@ def bottom_row(runs: Runs) -> list[Drawn]:
             layers=[
                 Points(
                     label=CONTENDERS[name].title,
-                    places=[each + 0.2 * (place - 1.5) for each in range(len(DETAILS))],
-                    values=[1e3 * float(table.means[name][row, 0]) for table in found.values()],
+                    places=[tick + 0.2 * (index - 1.5) for tick in range(len(DETAILS))],
+                    values=[1e3 * float(table.means[name][row, 0]) for table in tables.values()],
                     look=replace(CONTENDERS[name].look, linestyle="none"),
                 )
-                for place, name in enumerate(DETAILED)
+                for index, name in enumerate(DETAILED)
             ],
             x=Axis(ticks=range(len(DETAILS)), names=DETAIL_NAMES, size=7, rotation=90),
             y=Axis(label="latency (ms)", better="lower", scale="plain log", limits=limits),
@@ -226,32 +226,32 @@ class Standing:
 def standing(table: Attainments, ours: str, others: Sequence[str]) -> Standing:
     """Count over contested cells only: where all reach the ceiling, nobody can be behind."""
     means, ahead, texts, places = table.means, 0, list[str](), set[tuple[int, int]]()
-    contested = [at for at in table.cells if min(float(means[name][at]) for name in (ours, *others)) < CEILING]
+    contested = [cell for cell in table.cells if min(float(means[name][cell]) for name in (ours, *others)) < CEILING]
     for row, column in contested:
         points = {other: table.at(ours, row, column, less=other) for other in others}
-        ahead += all(is_above(each, 1e-7) for each in points.values())
-        for other, each in points.items():
-            if is_below(each, -1e-7):
+        ahead += all(is_above(gap, 1e-7) for gap in points.values())
+        for other, gap in points.items():
+            if is_below(gap, -1e-7):
                 places.add((row, column))
-                where = f"{table.panels[row].title} {table.rates[column]:g}/s"
-                texts.append(f"{where}: {-(each.mean or 0.0):.2g} points behind {CONTENDERS[other].title}")
+                place = f"{table.panels[row].title} {table.rates[column]:g}/s"
+                texts.append(f"{place}: {-(gap.mean or 0.0):.2g} points behind {CONTENDERS[other].title}")
     return Standing(contested=len(contested), ahead=ahead, behind=len(places), texts=tuple(texts))
 
 
 def summary_notes(table: Attainments, view: View) -> list[str]:
-    found = []
+    notes = []
     for ours, theirs in PAIRS["fig4"]:
         gain = gain_over(table, ours, theirs, floor_of(view))
-        found.append(
+        notes.append(
             f"{CONTENDERS[ours].title} over {CONTENDERS[theirs].title}: mean {said(gain.mean, '%')}, median "
             f"{said(gain.median, '%')}, largest {said(gain.largest, '%')} ({gain.where})."
         )
     for ours in ("ampd", "ours", "ampd-tuned", "ours-tuned"):
         for others, kind in (((TUNED_BASELINES[0],), "tuned Dynamo"), (TUNED_BASELINES, "tuned baselines")):
-            at = standing(table, ours, others)
-            worse = f"; behind: {'; '.join(at.texts)}" if at.texts and ours.endswith("tuned") else ""
-            found.append(f"{CONTENDERS[ours].title} beside {kind}: {at}{worse}.")
-    return found
+            result = standing(table, ours, others)
+            losses = f"; behind: {'; '.join(result.texts)}" if result.texts and ours.endswith("tuned") else ""
+            notes.append(f"{CONTENDERS[ours].title} beside {kind}: {result}{losses}.")
+    return notes
 
 
 # -- claims -------------------------------------------------------------------------------------------------
@@ -264,22 +264,22 @@ def findings(runs: Runs) -> list[Finding]:
 
 
 def averages(runs: Runs, table: Attainments) -> list[Finding]:
-    found, floor = [], floor_of(runs.view)
-    for claim, same in AVERAGES.items():
-        theirs = f"{same}-tuned"
-        gain, on_plan = gain_over(table, "ampd", theirs, floor), gain_over(table, "ampd", same, floor)
+    results, floor = [], floor_of(runs.view)
+    for claim, baseline in AVERAGES.items():
+        theirs = f"{baseline}-tuned"
+        gain, on_plan = gain_over(table, "ampd", theirs, floor), gain_over(table, "ampd", baseline, floor)
         ours = gain_over(table, "ours-tuned", theirs, floor)
         how = (
             f"mean over {table.num_cells} cells against the tuned baseline {said(gain.mean, '%')} (median {said(gain.median, '%')}); "
             f"on AMPD's plan {said(on_plan.mean, '%')} (median {said(on_plan.median, '%')}); with our switches, both tuned, "
             f"{said(ours.mean, '%')}; {DEFAULT}, {seeds_text(runs.view)}"
         )
-        found.append(runs.finding(claim, number(gain.mean), how))
-    return found
+        results.append(runs.finding(claim, number(gain.mean), how))
+    return results
 
 
 def largest(runs: Runs, table: Attainments) -> list[Finding]:
-    found = []
+    results = []
     for claim, (theirs, model, trace) in LARGEST.items():
         worst = panels().index(panel_of(model, trace))
         share, tuned = (100 * float(table.means[name][worst, -1]) for name in (theirs, f"{theirs}-tuned"))
@@ -289,12 +289,12 @@ def largest(runs: Runs, table: Attainments) -> list[Finding]:
             f"{100 / (1 + stated('ampd', claim) / 100):.0f} % on {table.place(worst, -1)}, which attains {share:.0f} % on AMPD's plan and "
             f"{tuned:.0f} % tuned; {DEFAULT}, {seeds_text(runs.view)}"
         )
-        found.append(runs.finding(claim, number(gain.largest), how))
-    return found
+        results.append(runs.finding(claim, number(gain.largest), how))
+    return results
 
 
 def orderings(runs: Runs, table: Attainments) -> list[Finding]:
-    means, where = table.means, f"{DEFAULT}, {seeds_text(runs.view)}"
+    means, setup = table.means, f"{DEFAULT}, {seeds_text(runs.view)}"
     same, tuned, ours = (
         standing(table, name, others)
         for name, others in (("ampd", SAME_BASELINES), ("ampd-tuned", TUNED_BASELINES), ("ours-tuned", TUNED_BASELINES))
@@ -305,30 +305,30 @@ def orderings(runs: Runs, table: Attainments) -> list[Finding]:
     gaia = colocated[is_gaia] > means["dynamo-tuned"][is_gaia]
     others = means["dynamo-tuned"][~is_gaia] > colocated[~is_gaia]
     on_plan = means["vllm"][is_gaia] > means["dynamo"][is_gaia]
-    apart = 100 * np.abs(means["vllm"] - means["continuum"])
+    gaps = 100 * np.abs(means["vllm"] - means["continuum"])
     return [
         runs.finding(
             "ampd-best-everywhere",
             float(rank),
-            f"mean rank of AMPD among tuned baselines; on AMPD's plan {same}; all tuned {tuned}; with our switches, all tuned, {ours}; {where}",
+            f"mean rank of AMPD among tuned baselines; on AMPD's plan {same}; all tuned {tuned}; with our switches, all tuned, {ours}; {setup}",
         ),
         runs.finding(
             "ampd-gaia-colocated",
             float(gaia.sum()),
-            f"in {gaia.sum()} of {gaia.size} cells, all tuned ({on_plan.sum()} on AMPD's plan); {where}",
+            f"in {gaia.sum()} of {gaia.size} cells, all tuned ({on_plan.sum()} on AMPD's plan); {setup}",
             holds=bool(2 * gaia.sum() > gaia.size),
         ),
         runs.finding(
             "ampd-disagg-others",
             float(others.sum()),
-            f"in {others.sum()} of {others.size} cells, all tuned; {where}",
+            f"in {others.sum()} of {others.size} cells, all tuned; {setup}",
             holds=bool(2 * others.sum() > others.size),
         ),
         runs.finding(
             "ampd-continuum-tie",
-            float(np.median(apart)),
-            f"median difference in points on the same plan; within 1 point in {int((apart <= 1).sum())} of {apart.size} cells; {where}",
-            holds=bool((apart <= 1).mean() >= 0.5),
+            float(np.median(gaps)),
+            f"median difference in points on the same plan; within 1 point in {int((gaps <= 1).sum())} of {gaps.size} cells; {setup}",
+            holds=bool((gaps <= 1).mean() >= 0.5),
         ),
         *absolute(runs, table),
     ]
@@ -339,8 +339,8 @@ def absolute(runs: Runs, table: Attainments) -> list[Finding]:
     detail = panel_of(DETAIL_MODEL, "dureader")
     if detail not in table.panels or DETAIL_RATE not in table.rates:
         return []
-    at = table.panels.index(detail), table.rates.index(DETAIL_RATE)
-    shares = {name: table.at(name, *at) for name in FIGURE4}
+    cell = table.panels.index(detail), table.rates.index(DETAIL_RATE)
+    shares = {name: table.at(name, *cell) for name in FIGURE4}
     same, tuned = ("ampd", "dynamo", "vllm"), ("ampd-tuned", "dynamo-tuned", "vllm-tuned")
     on_plan, searched = (", ".join(said(shares[name], "%") for name in names) for names in (same, tuned))
     how = f"AMPD, Dynamo and vLLM on AMPD's plan: {on_plan}; all tuned: {searched}; {DEFAULT}, {seeds_text(runs.view)}"
@@ -362,24 +362,24 @@ def latencies(runs: Runs) -> list[Finding]:
     itl, itl_text = lower(ITL, "ampd", "vllm")
     ttft_vllm, ttft_text = lower(INCREMENTAL, "vllm", "dynamo")
     itl_dynamo, _ = lower(ITL, "dynamo", "vllm")
-    where = f"{DETAIL_MODEL} at {DETAIL_RATE:g}/s, four traces, AMPD's plan, {seeds_text(runs.view)}"
+    setup = f"{DETAIL_MODEL} at {DETAIL_RATE:g}/s, four traces, AMPD's plan, {seeds_text(runs.view)}"
     return [
         runs.finding(
             "ampd-ttft-vs-dynamo",
             float(initial + incremental),
-            f"AMPD/Dynamo: lower in {initial} of 4 (initial) and {incremental} of 4 (incremental): {first_text}; {then_text}; {where}",
+            f"AMPD/Dynamo: lower in {initial} of 4 (initial) and {incremental} of 4 (incremental): {first_text}; {then_text}; {setup}",
             holds=initial + incremental == 2 * len(TRACES),
         ),
         runs.finding(
             "ampd-itl-vs-vllm",
             float(itl),
-            f"AMPD/vLLM: lower in {itl} of 4: {itl_text}; {where}",
+            f"AMPD/vLLM: lower in {itl} of 4: {itl_text}; {setup}",
             holds=itl == len(TRACES),
         ),
         runs.finding(
             "ampd-colocated-ttft",
             float(ttft_vllm + itl_dynamo),
-            f"vLLM/Dynamo: TTFT lower in {ttft_vllm} of 4 and Dynamo's ITL lower in {itl_dynamo} of 4: {ttft_text}; {where}",
+            f"vLLM/Dynamo: TTFT lower in {ttft_vllm} of 4 and Dynamo's ITL lower in {itl_dynamo} of 4: {ttft_text}; {setup}",
             holds=ttft_vllm + itl_dynamo == 2 * len(TRACES),
         ),
     ]

@@ -93,19 +93,19 @@ def printed() -> dict[tuple[str, str], float]:
 def rows_of(runs: Runs) -> list[AblationRow]:
     ladder, shares, paper, floor = ladder_of(runs), shares_of(runs), printed(), floor_of(runs.view)
     rows = []
-    for place, trace in enumerate(ABLATED):
+    for row, trace in enumerate(ABLATED):
         rows += [
-            AblationRow(part="attainment", trace=trace, contender=name, at=ladder.at(name, place, 0)) for name in LADDER
+            AblationRow(part="attainment", trace=trace, contender=name, at=ladder.at(name, row, 0)) for name in LADDER
         ]
         for base in BASES:
             for name in LADDER[2:]:
                 gain, part = gain_of(ladder, name, base, trace, floor), f"gain over {CONTENDERS[base].title}"
                 value = paper.get((trace, name)) if base == "none" else None
                 rows.append(AblationRow(part=part, trace=trace, contender=name, at=gain, paper=value))
-    for place, trace in enumerate(TRACES):
+    for row, trace in enumerate(TRACES):
         for name in SHARES:
             value = paper.get((trace, "local")) if name == "ampd" else None
-            share = shares.at(name, place, 0)
+            share = shares.at(name, row, 0)
             rows.append(AblationRow(part="local prefills", trace=trace, contender=name, at=share, paper=value))
     return rows
 
@@ -176,38 +176,38 @@ def bars(values: Sequence[Interval]) -> Bars:
 
 def conclusions(ladder: Attainments, floor: float) -> list[str]:
     """Gains over two bases without both techniques: one joins the shortest queue, the other dispatches at random."""
-    found = []
+    texts = []
     for trace in ABLATED:
         shortest, random = (said(gain_of(ladder, "ampd", base, trace, floor), "%") for base in BASES)
-        found.append(
+        texts.append(
             f"{load_session_card(trace).title}: both together gain {shortest} over joining the shortest queue, {random} over dispatch at random."
         )
-    return found
+    return texts
 
 
 def findings(runs: Runs) -> list[Finding]:
     ladder, shares, floor = ladder_of(runs), shares_of(runs), floor_of(runs.view)
-    where = f"{DETAIL_MODEL} at {DETAIL_RATE:g}/s, Table 2's plan, {DEFAULT}, {seeds_text(runs.view)}"
+    setup = f"{DETAIL_MODEL} at {DETAIL_RATE:g}/s, Table 2's plan, {DEFAULT}, {seeds_text(runs.view)}"
     base = number(ladder.at("none", 1, 0))
     room = f"the base attains {base:.0f} %, so that at most {100 * (100 / base - 1) if base else math.inf:.0f} % are left to gain"
-    found = []
+    results = []
     for claim, (trace, name) in GAINS.items():
         by_base = {each: gain_of(ladder, name, each, trace, floor) for each in BASES}
         texts = "; ".join(f"{said(gain, '%')} over {CONTENDERS[each].title}" for each, gain in by_base.items())
-        before = f"{room}; " if trace == "gaia" else ""
-        found.append(runs.finding(claim, number(by_base["none"]), f"{before}{texts}; {where}"))
+        prefix = f"{room}; " if trace == "gaia" else ""
+        results.append(runs.finding(claim, number(by_base["none"]), f"{prefix}{texts}; {setup}"))
     for claim, trace in (("ampd-pr-low", "dureader"), ("ampd-pr-high", "gaia")):
         on_top, alone = gain_of(ladder, "ampd", "ar", trace, floor), gain_of(ladder, "pr", "none", trace, floor)
-        how = f"{said(on_top, '%')} on top of adaptive routing, {said(alone, '%')} without it, {trace}; {where}"
-        found.append(runs.finding(claim, number(on_top), how))
-    both = tuple(number(gain_of(ladder, "ampd", "none", trace, floor)) for trace in ABLATED)
-    how = f"over {CONTENDERS['none'].title}; {room} in GAIA; {where}"
-    found.append(runs.finding("ampd-total-range", both, how, of=ABLATED))
+        how = f"{said(on_top, '%')} on top of adaptive routing, {said(alone, '%')} without it, {trace}; {setup}"
+        results.append(runs.finding(claim, number(on_top), how))
+    totals = tuple(number(gain_of(ladder, "ampd", "none", trace, floor)) for trace in ABLATED)
+    how = f"over {CONTENDERS['none'].title}; {room} in GAIA; {setup}"
+    results.append(runs.finding("ampd-total-range", totals, how, of=ABLATED))
     local = {trace: shares.at("ampd", row, 0) for row, trace in enumerate(TRACES)}
     for trace, share in local.items():
-        found.append(runs.finding(f"ampd-local-{trace}", number(share), f"{said(share, '%')} of prefills; {where}"))
+        results.append(runs.finding(f"ampd-local-{trace}", number(share), f"{said(share, '%')} of prefills; {setup}"))
     values = tuple(map(number, local.values()))
-    return [*found, runs.finding("ampd-local-range", values, f"of prefills; {where}", of=tuple(local))]
+    return [*results, runs.finding("ampd-local-range", values, f"of prefills; {setup}", of=tuple(local))]
 
 
 FIGURE = ampd_figure("fig5", "AMPD, Figure 5, §7.2", page=page, cells=cells, findings=findings)

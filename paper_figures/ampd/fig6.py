@@ -69,8 +69,8 @@ def peak(runs: Runs, name: str) -> float:
     best = max(values, key=lambda value: number(at(runs, name, value)))
     ends = (values[0], values[-1])
     inner = [cell(runs.view, name, best)] if best not in ends else []
-    above = [runs.versus(each, cell(runs.view, name, end), PERCENT, "points") for each in inner for end in ends]
-    return best if above and all(map(is_above, above)) else -best
+    gains = [runs.versus(each, cell(runs.view, name, end), PERCENT, "points") for each in inner for end in ends]
+    return best if gains and all(map(is_above, gains)) else -best
 
 
 def page(runs: Runs) -> Page:
@@ -122,18 +122,18 @@ def panel(runs: Runs, name: str) -> Panel:
 
 
 def findings(runs: Runs) -> list[Finding]:
-    where = f"{panel_of(DETAIL_MODEL, 'dureader').title} at {DETAIL_RATE:g}/s, {DEFAULT}, {seeds_text(runs.view)}"
-    found = []
+    setup = f"{panel_of(DETAIL_MODEL, 'dureader').title} at {DETAIL_RATE:g}/s, {DEFAULT}, {seeds_text(runs.view)}"
+    results = []
     for name, value in printed():
-        own = at(runs, name, value)
-        how = f"{said(own, '%')}, {said(off(runs, name, value))} points from the default; {where}"
-        found.append(runs.finding(f"ampd-f6-{name}-{value:g}", number(own), how))
+        attained = at(runs, name, value)
+        how = f"{said(attained, '%')}, {said(off(runs, name, value))} points from the default; {setup}"
+        results.append(runs.finding(f"ampd-f6-{name}-{value:g}", number(attained), how))
     for name, claim in PEAKS.items():
-        apart = ", ".join(str(value) for value in SWEEPS[name] if is_apart(off(runs, name, value))) or "none"
+        differing = ", ".join(str(value) for value in SWEEPS[name] if is_apart(off(runs, name, value))) or "none"
         text = ", ".join(f"{value:g}: {said(at(runs, name, value))}" for value in SWEEPS[name])
-        how = f"below 0 the highest mean is no peak; means of {text} %; differs from the default outside noise at {apart}; {where}"
-        found.append(runs.finding(claim, peak(runs, name), how))
-    return [*found, insensitive(runs, where), postponed(runs), *set_here(runs)]
+        how = f"below 0 the highest mean is no peak; means of {text} %; differs from the default outside noise at {differing}; {setup}"
+        results.append(runs.finding(claim, peak(runs, name), how))
+    return [*results, insensitive(runs, setup), postponed(runs), *set_here(runs)]
 
 
 def insensitive(runs: Runs, where: str) -> Finding:
@@ -173,10 +173,10 @@ def set_here(runs: Runs) -> list[Finding]:
 
 def conclusion(runs: Runs) -> str:
     differences = {point: off(runs, *point) for point in POINTS}
-    apart = [f"{name} = {value:g} ({said(own)} points)" for (name, value), own in differences.items() if is_apart(own)]
-    if not apart:
+    texts = [f"{name} = {value:g} ({said(gap)} points)" for (name, value), gap in differences.items() if is_apart(gap)]
+    if not texts:
         return "No value moves attainment outside noise"
-    return f"Attainment differs from that of the defaults outside noise at {', '.join(apart)}"
+    return f"Attainment differs from that of the defaults outside noise at {', '.join(texts)}"
 
 
 def printed() -> dict[tuple[str, float], float]:

@@ -76,7 +76,7 @@ def page(runs: Runs) -> Page:
         csv=Table(
             columns=("gpus", *COLUMNS, "paper_s", "obtained", "valid"),
             rows=[
-                (num, *(of(run) for of in COLUMNS.values()), paper.get(num), run.obtained, run.validity.valid)
+                (num, *(column(run) for column in COLUMNS.values()), paper.get(num), run.obtained, run.validity.valid)
                 for num in GPUS
                 for run in runs.of(cell(runs.view, num))
             ],
@@ -100,7 +100,7 @@ def page(runs: Runs) -> Page:
             repeats=f"Geometric mean of {len(runs.view.seeds)} samples with its 95 % interval.",
         ),
         notes=[
-            f"One decision, {what}: {1e6 * slowest(runs, name):.0f} us, measured." for name, what in DECISIONS.items()
+            f"One decision, {label}: {1e6 * slowest(runs, name):.0f} us, measured." for name, label in DECISIONS.items()
         ],
     )
 
@@ -116,11 +116,11 @@ def lines(runs: Runs) -> list[Layer]:
     return [
         Line(
             label=f"ours, measured: {METHODS.get(method, method)}",
-            places=[num for num, _ in own],
-            at=[at for _, at in own],
+            places=[num for num, _ in points],
+            at=[interval for _, interval in points],
             look=replace(system_look("ampd"), marker=marker),
         )
-        for (method, own), marker in zip(by_method.items(), MARKERS, strict=False)
+        for (method, points), marker in zip(by_method.items(), MARKERS, strict=False)
     ]
 
 
@@ -131,7 +131,7 @@ def slowest(runs: Runs, name: str) -> float:
 def findings(runs: Runs) -> list[Finding]:
     least, most, paper = min(GPUS), max(GPUS), printed()
     elsewhere = "of another simulator on another machine, so that no number can be compared"
-    growth, took = most / least, number(seconds(runs, most)) / number(seconds(runs, least))
+    gpu_ratio, time_ratio = most / least, number(seconds(runs, most)) / number(seconds(runs, least))
     slow = max(slowest(runs, name) for name in DECISIONS)
     incomparable = {
         **{f"ampd-plan-{num}": (num, f"processor seconds {elsewhere} (paper {paper[num]:g} s)") for num in GPUS},
@@ -144,10 +144,10 @@ def findings(runs: Runs) -> list[Finding]:
         ),
         runs.finding(
             "ampd-plan-growth",
-            took,
-            f"seconds of {most} over {least} GPUs, which are {growth:g} times as many; the method changes on the way",
+            time_ratio,
+            f"seconds of {most} over {least} GPUs, which are {gpu_ratio:g} times as many; the method changes on the way",
             obtained="measured",
-            holds=0.5 * growth <= took <= 4 * growth,
+            holds=0.5 * gpu_ratio <= time_ratio <= 4 * gpu_ratio,
         ),
         runs.finding(
             "ampd-overhead",

@@ -52,9 +52,9 @@ LONGEST = Measure(path="ttft_longest_s")
 def _keeps_up(platform: str, knobs: Knobs, model: str, trace: str) -> float:
     panel = panel_of(model, trace)
     plan = panel.plans[0]
-    asked = (*knobs, ("model", panel.model))
+    merged = (*knobs, ("model", panel.model))
     cell = Cell(
-        system="dynamo-sim", dataset=panel.trace, platform=platform, executor="roofline", rate=1.0, seed=0, knobs=asked
+        system="dynamo-sim", dataset=panel.trace, platform=platform, executor="roofline", rate=1.0, seed=0, knobs=merged
     )
     ground = resolve(cell, "dynamo-sim", DynamoConfig).ground
     (pool,) = plan.prefill
@@ -62,9 +62,9 @@ def _keeps_up(platform: str, knobs: Knobs, model: str, trace: str) -> float:
     total_s = 0.0
     for session in sessions:
         history = 0
-        for each in session.rounds:
-            total_s += cost.step_s([Chunk(history, each.prefill_tokens)], 0, 0)
-            history += each.prefill_tokens + each.decode_tokens
+        for turn in session.rounds:
+            total_s += cost.step_s([Chunk(history, turn.prefill_tokens)], 0, 0)
+            history += turn.prefill_tokens + turn.decode_tokens
     return short_rate(pool.replicas * len(sessions) / total_s)
 
 
@@ -97,8 +97,8 @@ def cell_of(
     contender = CONTENDERS[name]
     knobs: Knobs = ()
     if contender.is_tuned and not view.rates:
-        told = next(each for each in tuned_for if each >= multiple)
-        knobs = (("planning_rate", rate_of(view, panel, told)),)
+        searched = next(candidate for candidate in tuned_for if candidate >= multiple)
+        knobs = (("planning_rate", rate_of(view, panel, searched)),)
     return contender.on(view, panel, rate_of(view, panel, multiple), knobs)
 
 
@@ -115,14 +115,14 @@ def cells_at(
     has: Callable[[TracePanel, float], bool] = lambda panel, multiple: True,
 ) -> list[Cell]:
     """Return the cells of every contender in every panel, at the multiples of a rate that the panel ``has``."""
-    asked = (
+    all_cells = (
         ask(name, panel, multiple)
         for panel in among
         for multiple in multiples
         if has(panel, multiple)
         for name in names
     )
-    return seed_by_seed(asked, view)
+    return seed_by_seed(all_cells, view)
 
 
 RateOf = Callable[[Means, str, int], float]
@@ -146,22 +146,22 @@ class Knees:
 
     def ratio(self, ours: str, theirs: str, rows: Sequence[int], rate_of: RateOf | None = None) -> Interval:
         """Logarithm of our rate (or what ``rate_of`` returns) over theirs: the geometric mean over panels, paired."""
-        own = self.rate if rate_of is None else rate_of
+        our_rate = self.rate if rate_of is None else rate_of
 
         def log_ratio(means: Means) -> float:
-            logs = [math.log(own(means, ours, row)) - math.log(self.rate(means, theirs, row)) for row in rows]
+            logs = [math.log(our_rate(means, ours, row)) - math.log(self.rate(means, theirs, row)) for row in rows]
             return sum(logs) / len(logs)
 
         return self.table.interval(log_ratio)
 
     def said(self, name: str, row: int) -> str:
         """Format the rate with its interval; if it lies beyond the rates that were run, tell on which side."""
-        own = self.rates[row]
+        rates = self.rates[row]
         low, rate, high = ends_of_logs(self.at(name, row))
-        if rate <= own[0] * (1 + 1e-9):
-            return f"< {own[0]:g}"
-        if rate >= own[-1] * (1 - 1e-9):
-            return f"> {own[-1]:g}"
+        if rate <= rates[0] * (1 + 1e-9):
+            return f"< {rates[0]:g}"
+        if rate >= rates[-1] * (1 - 1e-9):
+            return f"> {rates[-1]:g}"
         return f"{rate:.3g} [{low:.3g}, {high:.3g}]"
 
 
@@ -172,8 +172,8 @@ def crossing(rates: Sequence[float], shares: Sequence[float] | Floats, level: fl
         return rates[0]
     for index in range(1, len(rates)):
         if shares[index] < level:
-            part = (shares[index - 1] - level) / (shares[index - 1] - shares[index])
-            return float(rates[index - 1] * (rates[index] / rates[index - 1]) ** part)
+            fraction = (shares[index - 1] - level) / (shares[index - 1] - shares[index])
+            return float(rates[index - 1] * (rates[index] / rates[index - 1]) ** fraction)
     return rates[-1]
 
 
@@ -194,13 +194,13 @@ def rates_in(
 
 
 def page(runs: Runs) -> Page:
-    found, view = knees_of(runs), runs.view
-    table = found.table
-    notes = conclusions(found)
+    knees, view = knees_of(runs), runs.view
+    table = knees.table
+    notes = conclusions(knees)
     p99, longest = (knees_of(runs, of).table.means for of in (P99, LONGEST))
     return Page(
         picture=Picture(
-            panels=[*curves(found.table, DRAWN, found.rates), *(summary(found, trace) for trace in TRACES)],
+            panels=[*curves(knees.table, DRAWN, knees.rates), *(summary(knees, trace) for trace in TRACES)],
             columns=3,
             caption=[
                 *notes[:5],
@@ -229,7 +229,7 @@ def page(runs: Runs) -> Page:
                 line
                 for row, panel in enumerate(table.panels)
                 for name in SHOWN
-                for line in _lines(found, panel, name, row, p99, longest, str(view.obtained))
+                for line in _lines(knees, panel, name, row, p99, longest, str(view.obtained))
             ],
         ),
         notes=notes,
@@ -243,9 +243,9 @@ def _lines(
     lines = []
     for column, rate in enumerate(found.rates[row]):
         share = found.table.at(name, row, column)
-        waits = (float(each[name][row, column]) for each in (p99, longest))
-        where = panel.title, panel.model, panel.trace
-        lines.append((*where, name, rate, share.mean, share.half_width, *waits, knee, low, high, obtained))
+        waits = (float(means[name][row, column]) for means in (p99, longest))
+        labels = panel.title, panel.model, panel.trace
+        lines.append((*labels, name, rate, share.mean, share.half_width, *waits, knee, low, high, obtained))
     return lines
 
 
@@ -266,11 +266,11 @@ def summary(found: Knees, trace: str) -> Panel:
     """Draw the knees by model; bars are intervals of the logarithm."""
     rows = [found.table.panels.index(panel_of(model, trace)) for model in MODELS]
     layers, beyond = list[Layer](), list[tuple[float, float]]()
-    for place, name in enumerate(DRAWN):
-        places = [model + 0.12 * (place - (len(DRAWN) - 1) / 2) for model in range(len(MODELS))]
+    for index, name in enumerate(DRAWN):
+        places = [model + 0.12 * (index - (len(DRAWN) - 1) / 2) for model in range(len(MODELS))]
         logs = [found.at(name, row) for row in rows]
-        means = [math.exp(each.mean or 0.0) for each in logs]
-        factors = [math.exp(each.half_width or 0.0) for each in logs]
+        means = [math.exp(log.mean or 0.0) for log in logs]
+        factors = [math.exp(log.half_width or 0.0) for log in logs]
         layers.append(
             Line(
                 label=CONTENDERS[name].title,
@@ -281,13 +281,13 @@ def summary(found: Knees, trace: str) -> Panel:
                 texts=[found.said(name, row) for row in rows],
             )
         )
-        at_end = zip(places, means, rows, strict=True)
-        beyond += [(x, ABOVE * mean) for x, mean, row in at_end if mean >= found.rates[row][-1] * (1 - 1e-9)]
+        ends = zip(places, means, rows, strict=True)
+        beyond += [(x, ABOVE * mean) for x, mean, row in ends if mean >= found.rates[row][-1] * (1 - 1e-9)]
     arrows = Look(color=GUIDE_COLOR, marker=r"$\uparrow$", linestyle="none")
     if beyond:
         xs, ys = zip(*beyond, strict=True)
-        sign = Points(label="lies beyond the highest rate", places=xs, values=ys, look=arrows, size=7, has_values=False)
-        layers.append(sign)
+        mark = Points(label="lies beyond the highest rate", places=xs, values=ys, look=arrows, size=7, has_values=False)
+        layers.append(mark)
     return Panel(
         title=f"{load_session_card(trace).title}: {100 * LEVEL:.0f} % at",
         layers=layers,
@@ -302,14 +302,14 @@ def summary(found: Knees, trace: str) -> Panel:
 
 def conclusions(found: Knees) -> list[str]:
     rows = range(len(found.table.panels))
-    said = []
+    notes = []
     for ours, theirs in PAIRS["knee"]:
-        each = [found.ratio(ours, theirs, [row]) for row in rows]
+        ratios = [found.ratio(ours, theirs, [row]) for row in rows]
         ahead, behind = (
-            sum(sign * (at.mean or 0.0) > (at.half_width or 0.0) + 1e-9 for at in each) for sign in (1, -1)
+            sum(sign * (ratio.mean or 0.0) > (ratio.half_width or 0.0) + 1e-9 for ratio in ratios) for sign in (1, -1)
         )
         low, mean, high = ends_of_logs(found.ratio(ours, theirs, rows))
-        said.append(
+        notes.append(
             f"{CONTENDERS[ours].title} attains {100 * LEVEL:.0f} % at {mean:.2f} [{low:.2f}, {high:.2f}] times the rate of "
             f"{CONTENDERS[theirs].title}, the geometric mean of {len(rows)} panels: ahead outside noise in {ahead}, behind in {behind}."
         )
@@ -321,10 +321,10 @@ def conclusions(found: Knees) -> list[str]:
     }
     texts = [f"{CONTENDERS[name].title} in {count}" for name, count in beyond.items() if count]
     if texts:
-        said.append(
+        notes.append(
             f"Above {100 * LEVEL:.0f} % at the highest rate, which stands for the unknown: {', '.join(texts)} panels."
         )
-    return said
+    return notes
 
 
 FIGURE = ampd_figure("knee", "AMPD, Figure 4, §7.2", page=page, cells=cells, num_runs=SEEDS)

@@ -20,10 +20,10 @@ SWITCHES = "load + backlog: our two switches of the router."
 
 def origin(runs: Runs) -> list[str]:
     """Tell how the runs were obtained, and how many of them are overloaded."""
-    over = sum(run.facts["overload_reason"] is not None for run in runs.all)
+    overloaded = sum(run.facts["overload_reason"] is not None for run in runs.all)
     return [
         on_a_cluster(runs),
-        f"In {over} of {len(runs.all)} runs prefills ask for more than the workers have time for while sessions arrive: what "
+        f"In {overloaded} of {len(runs.all)} runs prefills ask for more than the workers have time for while sessions arrive: what "
         "they attain is of this number of sessions: with more of them it falls, and latency grows.",
     ]
 
@@ -53,13 +53,13 @@ def over_rates(
                 *(
                     Line(
                         label=CONTENDERS[name].title,
-                        places=_beside(own[row], place - (len(names) - 1) / 2, is_log=rates is not None),
+                        places=_beside(own[row], index - (len(names) - 1) / 2, is_log=rates is not None),
                         at=[at(name, row, column) for column in range(len(own[row]))],
                         look=CONTENDERS[name].look,
                         within=within,
                         names=[f"{rate:g}" for rate in own[row]],
                     )
-                    for place, name in enumerate(names)
+                    for index, name in enumerate(names)
                 ),
                 *more,
             ],

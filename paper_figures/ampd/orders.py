@@ -65,26 +65,26 @@ def between(rates: Sequence[float], values: Sequence[float], rate: float) -> flo
 
 def fronts_of(runs: Runs) -> Fronts:
     view = runs.view
-    of = partial(tabulate, runs, SHOWN, details(), multiples_of(view), ask=partial(cell_at, view))
-    shares, waits = of(of=ATTAINED), of(of=P99)
-    values = {**shares.values, **{name + WAITS: found for name, found in waits.values.items()}}
+    table_of = partial(tabulate, runs, SHOWN, details(), multiples_of(view), ask=partial(cell_at, view))
+    shares, waits = table_of(of=ATTAINED), table_of(of=P99)
+    values = {**shares.values, **{name + WAITS: array for name, array in waits.values.items()}}
     table = Attainments(panels=shares.panels, rates=shares.rates, values=values)
     return Fronts(table=table, rates=rates_in(view, details(), multiples_of(view)))
 
 
 def page(runs: Runs) -> Page:
-    found = fronts_of(runs)
-    table = found.table
+    fronts = fronts_of(runs)
+    table = fronts.table
     longest = tabulate(runs, SHOWN, details(), table.rates, of=LONGEST, ask=partial(cell_at, runs.view)).means
-    notes = [conclusion(found, name) for name in SHOWN if name != RIVAL]
+    notes = [conclusion(fronts, name) for name in SHOWN if name != RIVAL]
 
     def wait(name: str, row: int, column: int) -> Interval:
         return table.interval(lambda means: float(means[name + WAITS][row, column]))
 
-    shares, waits = curves(table, SHOWN, found.rates), over_rates(table, SHOWN, wait, P99_AXIS, rates=found.rates)
+    shares, waits = curves(table, SHOWN, fronts.rates), over_rates(table, SHOWN, wait, P99_AXIS, rates=fronts.rates)
     return Page(
         picture=Picture(
-            panels=[panel for both in zip(shares, waits, strict=True) for panel in both],
+            panels=[panel for pair in zip(shares, waits, strict=True) for panel in pair],
             caption=[
                 *notes,
                 f"SLO attainment in {DEFAULT}, and P99 TTFT of all rounds. On-time and by due time: Dynamo's shortest queue with this order, a "
@@ -101,12 +101,12 @@ def page(runs: Runs) -> Page:
                 (
                     *(panel.title, name, rate, 100 * float(table.means[name][row, column])),
                     *(table.at(name, row, column).half_width, float(table.means[name + WAITS][row, column])),
-                    *(float(longest[name][row, column]), found.rate(table.means, name, row)),
-                    *(found.at_equal_wait(table.means, name, row), runs.view.obtained),
+                    *(float(longest[name][row, column]), fronts.rate(table.means, name, row)),
+                    *(fronts.at_equal_wait(table.means, name, row), runs.view.obtained),
                 )
                 for row, panel in enumerate(table.panels)
                 for name in SHOWN
-                for column, rate in enumerate(found.rates[row])
+                for column, rate in enumerate(fronts.rates[row])
             ],
         ),
         notes=notes,
@@ -115,7 +115,7 @@ def page(runs: Runs) -> Page:
 
 def conclusion(found: Fronts, name: str) -> str:
     rows = range(len(found.table.panels))
-    ratios = [ends_of_logs(found.ratio(name, RIVAL, rows, of)) for of in (found.rate, found.at_equal_wait)]
+    ratios = [ends_of_logs(found.ratio(name, RIVAL, rows, rate_of)) for rate_of in (found.rate, found.at_equal_wait)]
     knee, equal = (f"{ratio:.2f} [{low:.2f}, {high:.2f}]" for low, ratio, high in ratios)
     return (
         f"{CONTENDERS[name].title} attains {100 * LEVEL:.0f} % at {knee} times the rate of {CONTENDERS[RIVAL].title}, and at {equal} times it with a "

@@ -43,11 +43,11 @@ NULL = "null: all systems equal"
 
 
 def cells(view: View) -> list[Cell]:
-    found = grid(view, tuple(dict.fromkeys((*SAME, *TUNED, *DYNAMOS))), panels(), rates_of(view))
+    all_cells = grid(view, tuple(dict.fromkeys((*SAME, *TUNED, *DYNAMOS))), panels(), rates_of(view))
     for constants in CONSTANTS:
         if constants.name != own_constants(view):
-            found += grid(view, SAME, panels(), rates_of(view), knobs=knobs_of(view, constants.name))
-    return found
+            all_cells += grid(view, SAME, panels(), rates_of(view), knobs=knobs_of(view, constants.name))
+    return all_cells
 
 
 def attained_in(reading: str) -> Of:
@@ -81,7 +81,7 @@ class Score:
 
 def scores(runs: Runs) -> list[Score]:
     """Return the scores, best first, including the null."""
-    found, view = [null_score(runs.view)], runs.view
+    results, view = [null_score(runs.view)], runs.view
     for constants in CONSTANTS:
         knobs = knobs_of(view, constants.name)
         # Make each cell once for all readings of its run.
@@ -89,15 +89,15 @@ def scores(runs: Runs) -> list[Score]:
         for reading in map(str, READINGS):
             for plans, names in COMPARED:
                 if names == SAME or constants.name == own_constants(view):
-                    at = tabulate(runs, names, panels(), rates_of(view), of=attained_in(reading), ask=ask)
-                    found.append(score_of(at, view, constants.name, reading, plans))
-    return sorted(found, key=lambda score: score.sort_key)
+                    shares = tabulate(runs, names, panels(), rates_of(view), of=attained_in(reading), ask=ask)
+                    results.append(score_of(shares, view, constants.name, reading, plans))
+    return sorted(results, key=lambda score: score.sort_key)
 
 
 def score_of(table: Attainments, view: View, constants: str, reading: str, plans: str) -> Score:
     floor = floor_of(view)
     ampd, dynamo, vllm = table.values
-    to_dynamo, to_vllm = (np.log(printed(table.panels, table.rates, each)) for each in ("dynamo", "vllm"))
+    to_dynamo, to_vllm = (np.log(printed(table.panels, table.rates, baseline)) for baseline in ("dynamo", "vllm"))
 
     def off(means: dict[str, Floats], other: str, target: Floats) -> Floats:
         return np.abs(np.log(gains(means, ampd, other, floor)) - target)
@@ -146,31 +146,31 @@ COLUMNS: Columns[Score] = {
 
 
 def page(runs: Runs) -> Page:
-    found, num_cells = scores(runs), len(panels()) * len(rates_of(runs.view))
-    concluded = conclusions(found, runs.view)
+    all_scores, num_cells = scores(runs), len(panels()) * len(rates_of(runs.view))
+    notes = conclusions(all_scores, runs.view)
     return Page(
-        table=table(found, COLUMNS),
+        table=table(all_scores, COLUMNS),
         picture=Picture(
-            panels=[*map(partial(against_printed, runs), ("dynamo", "vllm")), scored(found)],
+            panels=[*map(partial(against_printed, runs), ("dynamo", "vllm")), scored(all_scores)],
             columns=2,
             caption=[
-                *concluded,
+                *notes,
                 f"Above: {num_cells} cells in the default reading, {DEFAULT_READING}, all on AMPD's plan. Below: "
                 "mean over cells of |ln(simulated gain) - ln(printed gain)|, Dynamo's and vLLM's added, in each reading, by the constants of "
                 "the overheads.",
                 f"{seeds_text(runs.view)}.",
             ],
         ),
-        notes=concluded,
+        notes=notes,
     )
 
 
 def against_printed(runs: Runs, baseline: str) -> Panel:
     """Draw simulated against printed gains, in the default reading."""
     view = runs.view
-    of, knobs = attained_in(str(DEFAULT_READING)), knobs_of(view, own_constants(view))
-    at = tabulate(runs, SAME, panels(), rates_of(view), of=of, knobs=knobs)
-    ours, paper = gains(at.means, "ampd", baseline, floor_of(view)), printed(at.panels, at.rates, baseline)
+    measure, knobs = attained_in(str(DEFAULT_READING)), knobs_of(view, own_constants(view))
+    shares = tabulate(runs, SAME, panels(), rates_of(view), of=measure, knobs=knobs)
+    ours, paper = gains(shares.means, "ampd", baseline, floor_of(view)), printed(shares.panels, shares.rates, baseline)
     points = [
         Points(
             label=model,
@@ -181,7 +181,7 @@ def against_printed(runs: Runs, baseline: str) -> Panel:
             zorder=2,
         )
         for model, color in COLORS.items()
-        for rows in [[index for index, panel in enumerate(at.panels) if panel.model == model]]
+        for rows in [[index for index, panel in enumerate(shares.panels) if panel.model == model]]
     ]
     diagonal = Points(
         label="as printed",
@@ -207,8 +207,8 @@ def scored(found: Sequence[Score]) -> Panel:
             by_constants.setdefault(score.constants, []).append(score.sort_key)
     look = Look(color=GUIDE_COLOR, marker="o", linestyle="none")
     layers: list[Layer] = [
-        Points(label="a reading", places=[place] * len(own), values=own, look=look, size=3, zorder=2)
-        for place, own in enumerate(by_constants.values())
+        Points(label="a reading", places=[index] * len(values), values=values, look=look, size=3, zorder=2)
+        for index, values in enumerate(by_constants.values())
     ]
     null = next(score for score in found if score.reading == NULL)
     layers.append(Guide(value=null.sort_key, label="null: all systems equal", color="black"))
@@ -223,14 +223,14 @@ def scored(found: Sequence[Score]) -> Panel:
 
 def conclusions(found: Sequence[Score], view: View) -> list[str]:
     null = next(score for score in found if score.reading == NULL)
-    usual = own_constants(view), str(DEFAULT_READING), "same", _history("dynamo")
-    default = next(each for each in found if (each.constants, each.reading, each.plans, each.history) == usual)
+    wanted = own_constants(view), str(DEFAULT_READING), "same", _history("dynamo")
+    default = next(score for score in found if (score.constants, score.reading, score.plans, score.history) == wanted)
     best = next(score for score in found if score.reading != NULL)
     better = sum(score.sort_key < null.sort_key for score in found)
     same = [score for score in found if score.plans == "same"]
     turned = [score for score in same if (score.gaia_colocated or 0) >= 8]
     most = max(turned, key=lambda score: score.others_disaggregated or 0, default=None)
-    where = "" if most is None else f" ({most.constants}, {most.reading}, Dynamo's histories: {most.history})"
+    example = "" if most is None else f" ({most.constants}, {most.reading}, Dynamo's histories: {most.history})"
     surely = sum(score.sort_key + (score.whole.half_width or 0.0) < null.sort_key for score in found)
     return [
         f"The null scores {null.sort_key:.3f}; {better} of {len(found) - 1} combinations score less (are nearer to Figure 4), "
@@ -239,14 +239,14 @@ def conclusions(found: Sequence[Score], view: View) -> list[str]:
         f"The default, {default.constants} with {default.reading}, scores {default.sort_key:.3f} on AMPD's plan, number "
         f"{found.index(default) + 1} of {len(found)}: it says little more of Figure 4 than that no system differs.",
         f"GAIA turns to co-location, as in the paper, in {len(turned)} of {len(same)} combinations on AMPD's plan; in these Dynamo is "
-        f"ahead in at most {(most and most.others_disaggregated) or 0} of the 45 other cells{where}, where the paper has 41.",
+        f"ahead in at most {(most and most.others_disaggregated) or 0} of the 45 other cells{example}, where the paper has 41.",
         f"For Llama against vLLM alone the default is {default.llama_vllm:.3f} off and the null {null.llama_vllm:.3f}.",
     ]
 
 
 def _history(name: str) -> str:
     knobs = dict(CONTENDERS[name].knobs)
-    return " ".join(str(knobs[each]) for each in ("history_read", "affinity") if each in knobs) or "overlapped"
+    return " ".join(str(knobs[knob]) for knob in ("history_read", "affinity") if knob in knobs) or "overlapped"
 
 
 def own_constants(view: View) -> str:

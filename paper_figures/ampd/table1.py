@@ -31,7 +31,7 @@ def page(runs: Runs) -> Page:
     rows = []
     for trace in TRACES:
         card, paper = load_session_card(trace), (printed[trace][column] for column in FIELDS.values())
-        pairs = [f"{ours:.2f} ({said})" for ours, said in zip(means_of(trace, runs.view), paper, strict=True)]
+        pairs = [f"{ours:.2f} ({theirs})" for ours, theirs in zip(means_of(trace, runs.view), paper, strict=True)]
         rows.append((card.title, *pairs, card.num_gpus, card.rounds.kind, f"{card.lengths.session_sigma:g}"))
     return Page(
         table=Table(

@@ -107,15 +107,15 @@ def page(runs: Runs) -> Page:
     table = served(runs)
     rows = [
         (
-            at.panel.title,
-            "; ".join(at.printed),
-            "; ".join(at.found),
-            "yes" if at.is_first else "no",
-            at.overlap,
-            "yes" if even(at.panel, runs.view) == at.panel.plans[0] else "no",
+            plans.panel.title,
+            "; ".join(plans.printed),
+            "; ".join(plans.found),
+            "yes" if plans.is_first else "no",
+            plans.overlap,
+            "yes" if even(plans.panel, runs.view) == plans.panel.plans[0] else "no",
             *(said(table.at(name, row, 0), "%") for name in SERVED),
         )
-        for row, at in enumerate(plans_at(runs, PLANNING_RATE))
+        for row, plans in enumerate(plans_at(runs, PLANNING_RATE))
     ]
     return Page(
         table=Table(
@@ -132,36 +132,36 @@ def page(runs: Runs) -> Page:
 
 
 def notes(runs: Runs, table: Attainments) -> list[str]:
-    found = [f"Served: AMPD as printed, {DEFAULT}, {seeds_text(runs.view)}; simulated."]
+    lines = [f"Served: AMPD as printed, {DEFAULT}, {seeds_text(runs.view)}; simulated."]
     for rate in PLANNING_RATES:
         plans = plans_at(runs, rate)
-        found.append(
-            f"Planned for {rate:g} sessions/s: {sum(each.is_first for each in plans)} of {len(plans)} first plans and "
-            f"{sum(each.overlap for each in plans)} of {PRINTED * len(plans)} rows are among Table 2's, "
-            f"{sum(each.num_equal for each in plans)} in their place."
+        lines.append(
+            f"Planned for {rate:g} sessions/s: {sum(plan.is_first for plan in plans)} of {len(plans)} first plans and "
+            f"{sum(plan.overlap for plan in plans)} of {PRINTED * len(plans)} rows are among Table 2's, "
+            f"{sum(plan.num_equal for plan in plans)} in their place."
         )
-    found.append(
+    lines.append(
         f"The rule of the largest even split alone: {by_the_rule(runs.view)} of {len(panels())} first plans: Table 2 does not tell planners apart."
     )
     for name in ("planned", "ampd-tuned"):
-        each = 100 * (table.means[name] - table.means["ampd"])[:, 0]
-        found.append(
+        gains = 100 * (table.means[name] - table.means["ampd"])[:, 0]
+        lines.append(
             f"Serving {SERVED_RATE:g} sessions/s, {SERVED[name]} attains {said(gained(table, name), 'points')} over Table 2's first on average "
-            f"({np.nanmin(each):+.0f} to {np.nanmax(each):+.0f})."
+            f"({np.nanmin(gains):+.0f} to {np.nanmax(gains):+.0f})."
         )
-    return found
+    return lines
 
 
 def findings(runs: Runs) -> list[Finding]:
     plans = plans_at(runs, PLANNING_RATE)
-    first, overlap = sum(each.is_first for each in plans), sum(each.overlap for each in plans)
-    ours, theirs = len({each.found for each in plans}), len({each.printed for each in plans})
+    first, overlap = sum(plan.is_first for plan in plans), sum(plan.overlap for plan in plans)
+    ours, theirs = len({plan.found for plan in plans}), len({plan.printed for plan in plans})
     gpus = {panel.trace: float(panel.num_gpus) for panel in panels()}
     printed = sorted({row["gpus_available"] for row in load_table("ampd/table2.csv")}, key=str)
     return [
         runs.finding(
             "ampd-plan-match",
-            float(sum(each.num_equal for each in plans)),
+            float(sum(plan.num_equal for plan in plans)),
             f"rows equal at {PLANNING_RATE:g}/s; {first} of {len(plans)} first plans and {overlap} of {PRINTED * len(plans)} rows among "
             f"Table 2's three; an even split alone finds {by_the_rule(runs.view)} first plans; serving {SERVED_RATE:g}/s, plans made for it attain "
             f"{said(gained(served(runs), 'planned'), 'points')} over Table 2's, {seeds_text(runs.view)}",
