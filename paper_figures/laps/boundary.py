@@ -125,13 +125,13 @@ def page(runs: Runs) -> Page:
 
 def findings(runs: Runs) -> list[Finding]:
     card = runs.view.platform.part(PrefillPart).gpu
-    found = {model: boundaries(model, card) for model in MODELS}
-    middle, (_, hol) = found[MODELS[1]], waits()
+    bounds = {model: boundaries(model, card) for model in MODELS}
+    middle, (_, hol) = bounds[MODELS[1]], waits()
     planted = PaperForm(alpha=1e-9, beta=2e-6, gamma_w=5e-6, gamma_r=4e-7)
     first, root = planted.boundary(), planted.boundary(1000)
     equation = planted.alpha * root**2 + (2 * planted.alpha * 1000 + planted.beta - planted.gamma_w) * root
-    texts = ", ".join(f"{each.floor:.0f} and {each.eager:.0f}" for each in found.values())
-    limits = ", ".join(f"{each.printed_limit:.0f}" for each in found.values())
+    texts = ", ".join(f"{bound.floor:.0f} and {bound.eager:.0f}" for bound in bounds.values())
+    limits = ", ".join(f"{bound.printed_limit:.0f}" for bound in bounds.values())
     assert hol.mean is not None
     assert hol.half_width is not None
     return [

@@ -81,7 +81,7 @@ def conclusion(runs: Runs) -> str:
 def findings(runs: Runs) -> list[Finding]:
     capture = next(claim.expected.value for claim in load_claims("laps") if claim.id == "laps-graph-capture")
     assert isinstance(capture, tuple)
-    found: dict[str, tuple[float | tuple[float, ...], str]] = {
+    rows: dict[str, tuple[float | tuple[float, ...], str]] = {
         "laps-bucket-grid": (
             float(len(GRID)),
             f"{len(LENGTHS)} lengths by {len(BATCHES)} batch sizes, as captured here",
@@ -95,7 +95,7 @@ def findings(runs: Runs) -> list[Finding]:
             "the grid times the printed time of a capture",
         ),
     }
-    return [runs.finding(claim, value, how, obtained="computed") for claim, (value, how) in found.items()]
+    return [runs.finding(claim, value, how, obtained="computed") for claim, (value, how) in rows.items()]
 
 
 FIGURE = laps_figure("cost", "LAPS, §4.2", page=page, cells=cells, findings=findings)

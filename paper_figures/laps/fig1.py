@@ -15,19 +15,19 @@ def rise(runs: Runs, longs: int, shorts: int, kappa: float = 0.0) -> Interval:
 
 
 def page(runs: Runs) -> Page:
-    asked = MIXTURES[runs.view.platform.executor]
-    first, last, shorts = asked.longs[0], asked.longs[-1], asked.shorts[-1]
+    mixtures = MIXTURES[runs.view.platform.executor]
+    first, last, shorts = mixtures.longs[0], mixtures.longs[-1], mixtures.shorts[-1]
     texts = [
         f"by {said(rise(runs, first, shorts, kappa), '%', 0)} beside {first} long client and {said(rise(runs, last, shorts, kappa), '%', 0)} beside {last}"
-        + ("" if asked.model is None else f" at kappa {kappa:g}")
-        for kappa in asked.kappas
+        + ("" if mixtures.model is None else f" at kappa {kappa:g}")
+        for kappa in mixtures.kappas
     ]
-    about = "" if asked.model is None else " kappa: how much longer a mixed step takes than its parts."
+    about = "" if mixtures.model is None else " kappa: how much longer a mixed step takes than its parts."
     return laps_page(
         runs,
         panels=panels(runs, P90_LONG, "long"),
         conclusions=[f"{shorts} clients with short prompts change the P90 TTFT of long ones {'; '.join(texts)}."],
-        about=asked.sentence + about,
+        about=mixtures.sentence + about,
     )
 
 

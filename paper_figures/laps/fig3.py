@@ -15,17 +15,17 @@ def wait(runs: Runs, longs: int, shorts: int, kappa: float = 0.0) -> Interval:
 
 
 def page(runs: Runs) -> Page:
-    asked = MIXTURES[runs.view.platform.executor]
-    shorts, first, last = asked.shorts[0], asked.longs[0], asked.longs[-1]
+    mixtures = MIXTURES[runs.view.platform.executor]
+    shorts, first, last = mixtures.shorts[0], mixtures.longs[0], mixtures.longs[-1]
     alone, one, many = (said(wait(runs, longs, shorts), "ms", 0) for longs in (0, first, last))
-    where = "P90" if asked.model is None else "P90, kappa 0"
+    label = "P90" if mixtures.model is None else "P90, kappa 0"
     return laps_page(
         runs,
         panels=panels(runs, P90_SHORT, "short"),
         conclusions=[
-            f"Short prompts of {shorts} clients wait {alone} alone, {one} beside {first} client with long prompts and {many} beside {last} ({where})."
+            f"Short prompts of {shorts} clients wait {alone} alone, {one} beside {first} client with long prompts and {many} beside {last} ({label})."
         ],
-        about=f"{asked.sentence} Runs of Figure 1.",
+        about=f"{mixtures.sentence} Runs of Figure 1.",
     )
 
 

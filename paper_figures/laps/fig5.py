@@ -40,15 +40,15 @@ GRIDS: Mapping[str, WindowGrid] = {
 
 
 def settings(view: View) -> list[tuple[float, str]]:
-    asked = GRIDS[view.platform.executor]
-    return list(product(asked.think_s, asked.graphs))
+    grid = GRIDS[view.platform.executor]
+    return list(product(grid.think_s, grid.graphs))
 
 
 def row(view: View, think_s: float, graphs: str) -> list[Cell]:
     """Return one cell per window."""
-    asked = GRIDS[view.platform.executor]
-    knobs = {**asked.knobs, "max_tokens": 255, "think_s": think_s, **GRAPHS[graphs]}
-    waits = [{"min_window_s": wait / 1e3, "max_window_s": wait / 1e3} for wait in asked.waits_ms]
+    grid = GRIDS[view.platform.executor]
+    knobs = {**grid.knobs, "max_tokens": 255, "think_s": think_s, **GRAPHS[graphs]}
+    waits = [{"min_window_s": wait / 1e3, "max_window_s": wait / 1e3} for wait in grid.waits_ms]
     return [CONTENDERS["laps"].cell(view, LMSYS, {**knobs, **wait}, together="laps-window") for wait in waits]
 
 
@@ -58,44 +58,44 @@ def cells(view: View) -> list[Cell]:
 
 def best_gain(runs: Runs, think_s: float, graphs: str) -> Interval:
     """Return the gain in turns/s over no window, for the window with the most turns/s."""
-    none, *waiting = row(runs.view, think_s, graphs)
-    return runs.versus(max(waiting, key=lambda cell: number(runs.at(cell, RPS))), none, RPS)
+    no_window, *waiting = row(runs.view, think_s, graphs)
+    return runs.versus(max(waiting, key=lambda cell: number(runs.at(cell, RPS))), no_window, RPS)
 
 
 def page(runs: Runs) -> Page:
-    asked = GRIDS[runs.view.platform.executor]
+    grid = GRIDS[runs.view.platform.executor]
     gains = {setting: f"{said(best_gain(runs, *setting), '%')} ({setting[1]})" for setting in settings(runs.view)}
-    titles = {think_s: f"think time {1e3 * think_s:g} ms" for think_s in asked.think_s}
-    ticks = [f"{wait:g}" for wait in asked.waits_ms]
+    titles = {think_s: f"think time {1e3 * think_s:g} ms" for think_s in grid.think_s}
+    ticks = [f"{wait:g}" for wait in grid.waits_ms]
     return laps_page(
         runs,
-        panels=choices(runs, (RPS, MEAN), titles, partial(row, runs.view), ticks, asked.graphs, x_label="window (ms)"),
-        columns=len(asked.think_s),
+        panels=choices(runs, (RPS, MEAN), titles, partial(row, runs.view), ticks, grid.graphs, x_label="window (ms)"),
+        columns=len(grid.think_s),
         conclusions=[
-            f"Against no window, the best one changes throughput by {' and '.join(gains[think_s, graphs] for graphs in asked.graphs)} at a think time of {1e3 * think_s:g} ms."
-            for think_s in asked.think_s
+            f"Against no window, the best one changes throughput by {' and '.join(gains[think_s, graphs] for graphs in grid.graphs)} at a think time of {1e3 * think_s:g} ms."
+            for think_s in grid.think_s
         ],
-        about=f"LAPS with {asked.knobs.get('model', 'the tiny decoder')}, {asked.knobs['clients']} clients, prompts below 256 tokens. A window of fixed length; "
+        about=f"LAPS with {grid.knobs.get('model', 'the tiny decoder')}, {grid.knobs['clients']} clients, prompts below 256 tokens. A window of fixed length; "
         "the depth adapts. nearest: the smallest captured graph that covers the batch; one bucket: a batch of one bucket of length, as printed; cheapest: only where it is predicted to be faster. The paper's text states no value of this figure.",
     )
 
 
 def findings(runs: Runs) -> list[Finding]:
     """Batches of one bucket, as printed, decide the claim. We also tell the results of other ways to make a batch."""
-    asked = GRIDS[runs.view.platform.executor]
+    grid = GRIDS[runs.view.platform.executor]
     gains = {setting: best_gain(runs, *setting) for setting in settings(runs.view)}
     printed = [gain for (_, graphs), gain in gains.items() if graphs == PRINTED]
-    up, top = sum(map(is_above, printed)), max(printed, key=number)
+    above, top = sum(map(is_above, printed)), max(printed, key=number)
     others = {
-        graphs: max((gain for (_, own), gain in gains.items() if own == graphs), key=number) for graphs in asked.graphs
+        graphs: max((gain for (_, way), gain in gains.items() if way == graphs), key=number) for graphs in grid.graphs
     }
-    none, *_, longest = row(runs.view, asked.think_s[1], "cheapest")
+    no_window, *_, longest = row(runs.view, grid.think_s[1], "cheapest")
     how = (
-        f"change of turns/s by the best window where a batch is of one bucket, as printed: {said(top, '%')} at most; above 0 outside noise in {up} of "
-        f"{len(printed)} think times; at most {', '.join(f'{said(others[each], chr(37))} ({each})' for each in asked.graphs if each != PRINTED)} otherwise; "
-        f"{asked.waits_ms[-1]:g} ms change mean TTFT by {said(runs.versus(longest, none, MEAN), '%')} at {1e3 * asked.think_s[1]:g} ms"
+        f"change of turns/s by the best window where a batch is of one bucket, as printed: {said(top, '%')} at most; above 0 outside noise in {above} of "
+        f"{len(printed)} think times; at most {', '.join(f'{said(others[way], chr(37))} ({way})' for way in grid.graphs if way != PRINTED)} otherwise; "
+        f"{grid.waits_ms[-1]:g} ms change mean TTFT by {said(runs.versus(longest, no_window, MEAN), '%')} at {1e3 * grid.think_s[1]:g} ms"
     )
-    return [runs.finding("laps-fig5-window", number(top), how, holds=2 * up > len(printed))]
+    return [runs.finding("laps-fig5-window", number(top), how, holds=2 * above > len(printed))]
 
 
 FIGURE = laps_figure("fig5", "LAPS, Figure 5, §3.1", page=page, cells=cells, findings=findings)

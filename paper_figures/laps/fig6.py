@@ -68,8 +68,8 @@ def cell(view: View, name: str, place: Place, kappa: float = 0.0) -> Cell:
 
 
 def cells(view: View) -> list[Cell]:
-    asked = GRIDS[view.platform.executor]
-    return [cell(view, name, place) for place in asked.places for name in asked.instances[place[1]]]
+    grid = GRIDS[view.platform.executor]
+    return [cell(view, name, place) for place in grid.places for name in grid.instances[place[1]]]
 
 
 def versus(runs: Runs, name: str, place: Place, of: Measure, other: str = "sglang") -> Interval:
@@ -79,49 +79,49 @@ def versus(runs: Runs, name: str, place: Place, of: Measure, other: str = "sglan
 
 def best(runs: Runs, name: str, instances: int, of: Measure, *, least: bool = False) -> tuple[Interval, str]:
     """Return the best over models and concurrency, and its place."""
-    found = [
+    results = [
         (versus(runs, name, place, of), f"{place[0]}, {place[2]} clients")
         for place in GRIDS[runs.view.platform.executor].of(instances)
     ]
-    return (min if least else max)(found, key=lambda each: number(each[0]))
+    return (min if least else max)(results, key=lambda each: number(each[0]))
 
 
 def page(runs: Runs) -> Page:
-    asked = GRIDS[runs.view.platform.executor]
-    columns = len(asked.models) if len(asked.models) > 1 else len(DRAWN)
+    grid = GRIDS[runs.view.platform.executor]
+    columns = len(grid.models) if len(grid.models) > 1 else len(DRAWN)
     return laps_page(
         runs,
         panels=[
             panel(runs, instances, label, model)
-            for instances in asked.instances
+            for instances in grid.instances
             for label in DRAWN
-            for model in asked.models
+            for model in grid.models
         ],
         columns=columns,
-        conclusions=[conclusion(runs, instances) for instances in asked.instances],
+        conclusions=[conclusion(runs, instances) for instances in grid.instances],
         about="Closed loop without think time, ShareGPT's turns: mean TTFT is the reciprocal of turns/s. LAPS mended: several long prompts a step, graphs only where predicted faster, "
         f"window of at most {5 * runs.view.platform.part(PrefillPart).time_scale:g} ms; its printed settings are worse (ablations). Dotted: what the paper prints as the most that LAPS gains, at no stated concurrency; it prints no value of P90. SGLang PD: instances in turn.",
     )
 
 
 def panel(runs: Runs, instances: int, label: str, model: str) -> Panel:
-    asked, of = GRIDS[runs.view.platform.executor], MEASURES[label]
-    clients = asked.clients[instances]
+    grid, measure = GRIDS[runs.view.platform.executor], MEASURES[label]
+    clients = grid.clients[instances]
     layers: list[Layer] = [
         Guide(value=1, label="SGLang PD", linestyle="-", color=CONTENDERS["sglang"].look.color),
         *(
             Line(
                 label=CONTENDERS[name].title,
                 places=clients,
-                at=[versus(runs, name, (model, instances, count), of) for count in clients],
+                at=[versus(runs, name, (model, instances, count), measure) for count in clients],
                 look=CONTENDERS[name].look,
                 base=1,
                 scale=0.01,
             )
-            for name in asked.instances[instances][1:]
+            for name in grid.instances[instances][1:]
         ),
     ]
-    if of is RPS and runs.view.is_simulated:
+    if measure is RPS and runs.view.is_simulated:
         printed = 1 + stated("laps", CLAIMS[instances]) / 100
         color = CONTENDERS["laps"].look.color
         layers.append(Guide(value=printed, label="printed: up to", is_printed=True, linestyle=":", color=color))
@@ -129,17 +129,17 @@ def panel(runs: Runs, instances: int, label: str, model: str) -> Panel:
         title=f"{model}, {plural(instances, 'instance')}",
         layers=layers,
         x=doubling(clients, "clients"),
-        y=Axis(label=f"{label} / SGLang PD's", better=of.better),
+        y=Axis(label=f"{label} / SGLang PD's", better=measure.better),
     )
 
 
 def conclusion(runs: Runs, instances: int) -> str:
-    top, where = best(runs, "laps", instances, RPS)
-    low, there = best(runs, "laps", instances, RPS, least=True)
-    own, here = best(runs, "reserve", instances, RPS)
+    top, top_at = best(runs, "laps", instances, RPS)
+    low, low_at = best(runs, "laps", instances, RPS, least=True)
+    own, own_at = best(runs, "reserve", instances, RPS)
     return (
-        f"{plural(instances, 'instance')}: LAPS serves {said(top, '%')} turns/s more than SGLang PD at best ({where}; printed up to "
-        f"{stated('laps', CLAIMS[instances]):.0f} %) and {said(low, '%')} at worst ({there}); Reserve {said(own, '%')} at best ({here})."
+        f"{plural(instances, 'instance')}: LAPS serves {said(top, '%')} turns/s more than SGLang PD at best ({top_at}; printed up to "
+        f"{stated('laps', CLAIMS[instances]):.0f} %) and {said(low, '%')} at worst ({low_at}); Reserve {said(own, '%')} at best ({own_at})."
     )
 
 
@@ -150,26 +150,26 @@ def findings(runs: Runs) -> list[Finding]:
     def with_most(name: str, instances: int, model: str) -> str:
         return said(versus(runs, name, (model, instances, SIMULATED.clients[instances][-1]), RPS), "%")
 
-    found = []
+    results = []
     for instances, claim in CLAIMS.items():
-        top, where = best(runs, "laps", instances, RPS)
+        top, place = best(runs, "laps", instances, RPS)
         ends, routed = (", ".join(with_most(name, instances, model) for model in MODELS) for name in ("laps", "router"))
         router = f"; SGLang's router alone {routed}" if instances > 1 else ""
-        how = f"{said(top, '%')} at best ({where}); with {SIMULATED.clients[instances][-1]} clients {ends} (7B, 14B, 32B){router}; kappa 0"
-        found.append(runs.finding(claim, number(top), how, readings=gain_readings(runs, instances, RPS)))
-    low, where = best(runs, "laps", 8, MEAN, least=True)
-    one, there = best(runs, "laps", 1, MEAN, least=True)
-    largest = where if number(low) < number(one) else there
+        how = f"{said(top, '%')} at best ({place}); with {SIMULATED.clients[instances][-1]} clients {ends} (7B, 14B, 32B){router}; kappa 0"
+        results.append(runs.finding(claim, number(top), how, readings=gain_readings(runs, instances, RPS)))
+    low, place = best(runs, "laps", 8, MEAN, least=True)
+    one, one_place = best(runs, "laps", 1, MEAN, least=True)
+    largest = place if number(low) < number(one) else one_place
     falls = tuple(
-        (which, -value) for instances in SIMULATED.instances for which, value in gain_readings(runs, instances, MEAN)
+        (label, -value) for instances in SIMULATED.instances for label, value in gain_readings(runs, instances, MEAN)
     )
-    most = SIMULATED.clients[8][-1]
+    clients = SIMULATED.clients[8][-1]
     return [
-        *found,
+        *results,
         runs.finding(
             "laps-avg-latency",
             -number(low),
-            f"mean TTFT changes by {said(low, '%')} at best with 8 instances ({where}), {said(one, '%')} with one ({there}); kappa 0",
+            f"mean TTFT changes by {said(low, '%')} at best with 8 instances ({place}), {said(one, '%')} with one ({one_place}); kappa 0",
             readings=falls,
         ),
         runs.finding(
@@ -180,8 +180,8 @@ def findings(runs: Runs) -> list[Finding]:
         ),
         runs.finding(
             "laps-abs-rps",
-            number(versus(runs, "laps", (LARGE, 8, most), RPS)),
-            f"{with_most('laps', 8, LARGE)} with {most} clients of 8 instances, {with_most('laps', 1, LARGE)} of one; {LARGE}, kappa 0",
+            number(versus(runs, "laps", (LARGE, 8, clients), RPS)),
+            f"{with_most('laps', 8, LARGE)} with {clients} clients of 8 instances, {with_most('laps', 1, LARGE)} of one; {LARGE}, kappa 0",
         ),
         consistent_best(runs),
         gain_grows(runs),
@@ -191,23 +191,23 @@ def findings(runs: Runs) -> list[Finding]:
 
 def gain_readings(runs: Runs, instances: int, of: Measure) -> tuple[tuple[str, float], ...]:
     """Readings of one number for which the paper names no setting: the best of each model, that with the most clients, the mean."""
-    clients, found = SIMULATED.clients[instances], []
-    where = plural(instances, "instance")
-    every = [[number(versus(runs, "laps", (model, instances, count), of)) for count in clients] for model in MODELS]
-    for model, own in zip(MODELS, every, strict=True):
-        found.append((f"{model} at best on {where}", min(own) if of is MEAN else max(own)))
-    found.append((f"most clients of {where}", sum(own[-1] for own in every) / len(every)))
-    found.append((f"mean over settings of {where}", sum(map(sum, every)) / (len(every) * len(clients))))
-    return tuple(found)
+    clients, readings = SIMULATED.clients[instances], []
+    setting = plural(instances, "instance")
+    gains = [[number(versus(runs, "laps", (model, instances, count), of)) for count in clients] for model in MODELS]
+    for model, values in zip(MODELS, gains, strict=True):
+        readings.append((f"{model} at best on {setting}", min(values) if of is MEAN else max(values)))
+    readings.append((f"most clients of {setting}", sum(values[-1] for values in gains) / len(gains)))
+    readings.append((f"mean over settings of {setting}", sum(map(sum, gains)) / (len(gains) * len(clients))))
+    return tuple(readings)
 
 
 def consistent_best(runs: Runs) -> Finding:
     places, count = SIMULATED.places, dict.fromkeys(MEASURES, 0)
-    for label, of in MEASURES.items():
-        is_behind = is_below if of.better == "higher" else is_above
+    for label, measure in MEASURES.items():
+        is_behind = is_below if measure.better == "higher" else is_above
         for place in places:
             others = ("sglang", "graphs", "apart")
-            count[label] += not any(is_behind(versus(runs, "laps", place, of, other)) for other in others)
+            count[label] += not any(is_behind(versus(runs, "laps", place, measure, other)) for other in others)
     total = len(places) * len(MEASURES)
     text = ", ".join(f"{label} in {best_in} of {len(places)}" for label, best_in in count.items())
     return runs.finding(

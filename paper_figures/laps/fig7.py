@@ -81,7 +81,7 @@ def points(runs: Runs, name: str, other: str, instances: int, load: float) -> In
 
 
 def page(runs: Runs) -> Page:
-    router, laps, own, plain = (
+    router, laps, ours, plain = (
         said(late(runs, name, 8, PAPER_LOAD), "%") for name in ("router", "laps", "reserve", "sglang")
     )
     saved, lost = (said(points(runs, "laps", "sglang", 1, load), "points") for load in (1.0, 0.7))
@@ -90,7 +90,7 @@ def page(runs: Runs) -> Page:
         panels=[panel(runs, instances, loop) for instances in NAMES for loop in LOOPS],
         columns=2,
         conclusions=[
-            f"Eight instances at a load of {PAPER_LOAD:g} violate {plain} round robin, {router} behind SGLang's router, {laps} with LAPS, {own} with Reserve.",
+            f"Eight instances at a load of {PAPER_LOAD:g} violate {plain} round robin, {router} behind SGLang's router, {laps} with LAPS, {ours} with Reserve.",
             f"On one instance LAPS has {saved} against SGLang PD at a load of 1, and {lost} at 0.7: any difference can be had by choosing the load.",
             reserves_price(runs),
         ],
@@ -102,7 +102,7 @@ def page(runs: Runs) -> Page:
 def reserves_price(runs: Runs) -> str:
     clients = CLIENTS[8][-1]
     router, own = (by_clients(runs.view, name, 8, clients) for name in ("router", "reserve"))
-    waits = [number(runs.at(asked, LONGEST)) / 1e3 for asked in (own, router)]
+    waits = [number(runs.at(cell, LONGEST)) / 1e3 for cell in (own, router)]
     return (
         f"Above 1,000 tokens, eight instances with {clients} clients: Reserve has {said(runs.at(own, LATE_1K), '%')} late, SGLang's router "
         f"{said(runs.at(router, LATE_1K), '%')}, of all turns {said(runs.at(own, LATE), '%', 2)} and {said(runs.at(router, LATE), '%', 2)}; "
@@ -138,19 +138,19 @@ def findings(runs: Runs) -> list[Finding]:
 
     def fall(claim: str, other: str, instances: int) -> Finding:
         """Judge a claim at one load for all, and tell what other loads give."""
-        at = points(runs, "laps", other, instances, PAPER_LOAD)
+        gap = points(runs, "laps", other, instances, PAPER_LOAD)
         ours, theirs = (by_load(runs.view, name, instances, PAPER_LOAD) for name in ("laps", other))
-        others = by_loads(instances, lambda load: points(runs, "laps", other, instances, load))
+        texts = by_loads(instances, lambda load: points(runs, "laps", other, instances, load))
         how = (
-            f"LAPS minus {CONTENDERS[other].title}: {said(at, 'points')} ({said(runs.versus(ours, theirs, LATE), '%')}) at a load of {PAPER_LOAD:g}; "
-            f"by load {others}; Qwen2.5-14B, {plural(instances, 'instance')}, Poisson, kappa 0"
+            f"LAPS minus {CONTENDERS[other].title}: {said(gap, 'points')} ({said(runs.versus(ours, theirs, LATE), '%')}) at a load of {PAPER_LOAD:g}; "
+            f"by load {texts}; Qwen2.5-14B, {plural(instances, 'instance')}, Poisson, kappa 0"
         )
         percent = number(runs.versus(ours, theirs, LATE))
         readings = [
             (f"points at {load:g}", -number(points(runs, "laps", other, instances, load))) for load in LOADS[instances]
         ]
         readings.append((f"percent at {PAPER_LOAD:g}", -percent))
-        return runs.finding(claim, -number(at), how, readings=tuple(readings), is_between=True)
+        return runs.finding(claim, -number(gap), how, readings=tuple(readings), is_between=True)
 
     def eight(name: str) -> Finding:
         value, others = late(runs, name, 8, PAPER_LOAD), by_loads(8, lambda load: late(runs, name, 8, load), " %")

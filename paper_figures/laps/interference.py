@@ -63,34 +63,34 @@ MIXTURES: Mapping[str, Mixtures] = {
 
 def cell(view: View, longs: int, shorts: int, kappa: float = 0.0) -> Cell:
     """Every client gets the same number of turns."""
-    asked = MIXTURES[view.platform.executor]
-    turns = max(asked.least_turns, asked.turns_a_client * (longs + shorts))
-    knobs: dict[str, Scalar] = {} if asked.model is None else {"model": asked.model, "kappa": kappa}
+    mixtures = MIXTURES[view.platform.executor]
+    turns = max(mixtures.least_turns, mixtures.turns_a_client * (longs + shorts))
+    knobs: dict[str, Scalar] = {} if mixtures.model is None else {"model": mixtures.model, "kappa": kappa}
     knobs |= {"long_clients": longs, "short_clients": shorts, "num_prompts": turns}
     return CONTENDERS[SYSTEM].cell(view, LMSYS, knobs, together="laps-interference")
 
 
 def cells(view: View) -> list[Cell]:
     """Return long prompts alone, short ones alone, and every mixture."""
-    asked = MIXTURES[view.platform.executor]
-    return [cell(view, *pair, kappa) for kappa in asked.kappas for pair in (*asked.alone, *asked.mixed)]
+    mixtures = MIXTURES[view.platform.executor]
+    return [cell(view, *pair, kappa) for kappa in mixtures.kappas for pair in (*mixtures.alone, *mixtures.mixed)]
 
 
 def panels(runs: Runs, of: Measure, whose: Literal["long", "short"]) -> list[Panel]:
     """Draw one panel per kappa, all on one scale, over the clients with long or short prompts. Lines are mixtures, with a shade for each
     number of other clients; runs without other clients are dashed."""
     mixtures = MIXTURES[runs.view.platform.executor]
-    along, each_of, other = mixtures.longs, mixtures.shorts, "short"
+    ticks, counts, other = mixtures.longs, mixtures.shorts, "short"
     if whose == "short":
-        along, each_of, other = each_of, along, "long"
+        ticks, counts, other = counts, ticks, "long"
 
     def asked(count: int, kappa: float) -> list[Cell]:
-        pairs = [(place, count) if whose == "long" else (count, place) for place in along]
+        pairs = [(place, count) if whose == "long" else (count, place) for place in ticks]
         return [cell(runs.view, *pair, kappa) for pair in pairs]
 
     titles = mixtures.panels
-    every = [runs.at(each, of) for kappa in titles for count in (0, *each_of) for each in asked(count, kappa)]
-    ends = [end for at in every if at.mean for end in (at.mean, at.low, at.high) if end is not None and end > 0]
+    intervals = [runs.at(each, of) for kappa in titles for count in (0, *counts) for each in asked(count, kappa)]
+    ends = [end for at in intervals if at.mean for end in (at.mean, at.low, at.high) if end is not None and end > 0]
     limits = (0.8 * min(ends), 1.25 * max(ends)) if ends else None
 
     return [
@@ -101,19 +101,19 @@ def panels(runs: Runs, of: Measure, whose: Literal["long", "short"]) -> list[Pan
                     line(
                         runs,
                         SYSTEM,
-                        along,
+                        ticks,
                         asked(count, kappa),
                         of,
                         f"{plural(count, 'client')} with {other} prompts",
                         color=shade,
                     )
-                    for count, shade in zip(each_of, SHADES, strict=False)
+                    for count, shade in zip(counts, SHADES, strict=False)
                 ),
                 line(
-                    runs, SYSTEM, along, asked(0, kappa), of, f"{whose} prompts only", color=GUIDE_COLOR, linestyle="--"
+                    runs, SYSTEM, ticks, asked(0, kappa), of, f"{whose} prompts only", color=GUIDE_COLOR, linestyle="--"
                 ),
             ],
-            x=doubling(along, f"clients with {whose} prompts"),
+            x=doubling(ticks, f"clients with {whose} prompts"),
             y=Axis(label=of.label, better=of.better, scale="plain log", limits=limits),
         )
         for kappa, title in titles.items()

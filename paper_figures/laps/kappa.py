@@ -44,8 +44,8 @@ def needed(runs: Runs, place: Place) -> float | None:
 def conclusion(runs: Runs) -> str:
     texts = []
     for place in PLACES:
-        found = needed(runs, place)
-        text = f"above {KAPPAS[-1]:g}" if found is None else f"{found:.2f}"
+        kappa = needed(runs, place)
+        text = f"above {KAPPAS[-1]:g}" if kappa is None else f"{kappa:.2f}"
         texts.append(f"{text} for {title(place)}")
     return f"The printed gains of 20 % (one instance) and 33 % (eight) need kappa = {', '.join(texts)}; what was measured of it: docs/silicon.md, docs/simulation.md."
 

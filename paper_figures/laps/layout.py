@@ -39,8 +39,8 @@ def line(
     runs: Runs, name: str, places: Sequence[float], cells: Sequence[Cell], of: Of, label: str = "", **look: str
 ) -> Line:
     """Draw a contender's means over seeds, with their 95 % intervals."""
-    at, own = [runs.at(cell, of) for cell in cells], replace(CONTENDERS[name].look, **look)
-    return Line(label=label or CONTENDERS[name].title, places=places, at=at, look=own, within=bounds(of))
+    intervals, style = [runs.at(cell, of) for cell in cells], replace(CONTENDERS[name].look, **look)
+    return Line(label=label or CONTENDERS[name].title, places=places, at=intervals, look=style, within=bounds(of))
 
 
 def doubling(places: Sequence[float], label: str | None = None) -> Axis:
@@ -134,13 +134,13 @@ def choices(
         Panel(
             title=title,
             layers=[
-                line(runs, "laps", places, cells(column, graphs), of, f"graphs: {graphs}", color=_COLORS[graphs])
+                line(runs, "laps", places, cells(column, graphs), measure, f"graphs: {graphs}", color=_COLORS[graphs])
                 for graphs in ways
             ],
             x=Axis(label=x_label, ticks=places, names=ticks),
-            y=Axis(label=of.label, better=of.better, limits=(0, None)),
+            y=Axis(label=measure.label, better=measure.better, limits=(0, None)),
         )
-        for of in measures
+        for measure in measures
         for column, title in columns.items()
     ]
 
@@ -154,22 +154,22 @@ MOST_LATE = 10.0
 
 def crossing(places: Sequence[float], values: Sequence[float], level: float = MOST_LATE) -> float | None:
     """Return the first place at which the level is reached, interpolated between simulated ones; None if it is never reached."""
-    at = next((at for at, value in enumerate(values) if value >= level), None)
-    if at is None:
+    i = next((i for i, value in enumerate(values) if value >= level), None)
+    if i is None:
         return None
-    return places[0] if at == 0 else float(np.interp(level, values[at - 1 : at + 1], places[at - 1 : at + 1]))
+    return places[0] if i == 0 else float(np.interp(level, values[i - 1 : i + 1], places[i - 1 : i + 1]))
 
 
 def knee(runs: Runs, cell_at: Callable[[float], Cell], loads: Sequence[float]) -> str:
     """Tell the load at which too many turns are late, over the seeds that were run at every load."""
     by_load = [runs.values(cell_at(load), LATE) for load in loads]
     seeds = sorted(set.intersection(*(set(values) for values in by_load)))
-    found = [crossing(loads, [values[seed] for values in by_load]) for seed in seeds]
-    known = [each for each in found if each is not None]
-    if not found:
+    crossings = [crossing(loads, [values[seed] for values in by_load]) for seed in seeds]
+    reached = [place for place in crossings if place is not None]
+    if not crossings:
         return "-"
-    if len(known) < len(found):
+    if len(reached) < len(crossings):
         return f"above {loads[-1]:g}"
-    interval = mean_interval(known)
+    interval = mean_interval(reached)
     spread = "" if interval.half_width is None else f" ± {interval.half_width:.2f}"
-    return f"{'at most ' if max(known) == loads[0] else ''}{interval.mean:.2f}{spread}"
+    return f"{'at most ' if max(reached) == loads[0] else ''}{interval.mean:.2f}{spread}"

@@ -33,8 +33,8 @@ def cell(view: View, name: str, load: float, *, is_tuned: bool = True) -> Cell:
 
 
 def cells(view: View) -> list[Cell]:
-    asked = [cell(view, name, load) for load in LOADS for name in (OURS, *RIVALS)]
-    return [*asked, *(cell(view, OURS, load, is_tuned=False) for load in LOADS)]
+    tuned_cells = [cell(view, name, load) for load in LOADS for name in (OURS, *RIVALS)]
+    return [*tuned_cells, *(cell(view, OURS, load, is_tuned=False) for load in LOADS)]
 
 
 def best_of(runs: Runs, rivals: Sequence[str], load: float) -> str:
@@ -52,30 +52,30 @@ class Standing(NamedTuple):
 
 
 def standing(runs: Runs, rivals: Sequence[str], *, is_tuned: bool) -> Standing:
-    found = Standing([], [], [])
+    result = Standing([], [], [])
     for load in LOADS:
         ours, best = cell(runs.view, OURS, load, is_tuned=is_tuned), cell(runs.view, best_of(runs, rivals, load), load)
         gap = runs.versus(ours, best, LATE, "points")
         if is_below(gap):
-            found.ahead.append(load)
+            result.ahead.append(load)
         if is_above(gap):
-            found.behind.append(load)
+            result.behind.append(load)
         if number(gap) > BEHIND * number(runs.at(best, LATE)):
-            found.far_behind.append(load)
-    return found
+            result.far_behind.append(load)
+    return result
 
 
 def concluded(runs: Runs) -> list[str]:
     groups = {"of the five": RIVALS, "but for Moore-Hodgson": RIVALS[:-1]}
-    said = []
+    texts = []
     for title, is_tuned in (("On-time, tuned,", True), ("On-time by its defaults", False)):
         for group, rivals in groups.items():
             ahead, behind, far = map(len, standing(runs, rivals, is_tuned=is_tuned))
-            said.append(
+            texts.append(
                 f"{title} has fewer late turns than the best rival {group}, outside noise, at {ahead} of {len(LOADS)} loads, more at "
                 f"{behind}, and over {100 * BEHIND:.0f} % more in the mean at {far}."
             )
-    return said
+    return texts
 
 
 def panel(runs: Runs, of: Measure) -> Panel:

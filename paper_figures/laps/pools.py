@@ -43,10 +43,10 @@ def cells(view: View) -> list[Cell]:
 def conclusion(runs: Runs) -> str:
     late = {pools: runs.at(cell(runs.view, pools, NEAR), LATE) for pools in POOLS}
     best = min((pools for pools in POOLS if pools.startswith("static")), key=lambda pools: number(late[pools]))
-    moved = [f"{said(late[pools], '%')} with the {pools.replace(',', '')}" for pools in list(POOLS)[3:]]
+    texts = [f"{said(late[pools], '%')} with the {pools.replace(',', '')}" for pools in list(POOLS)[3:]]
     return (
         f"{LMSYS} at a load of {NEAR:g}: {said(late[best], '%')} late with the best static pools ({best.removeprefix('static, ')}), "
-        f"{', '.join(moved)}."
+        f"{', '.join(texts)}."
     )
 
 

@@ -36,10 +36,10 @@ def cell(view: View, name: str, load: float, **own: Scalar) -> Cell:
 
 
 def front(view: View, share: float, load: float) -> Cell:
-    own: dict[str, Scalar] = {} if share == USUAL else {"share": share}
+    knobs: dict[str, Scalar] = {} if share == USUAL else {"share": share}
     if share == 1:
-        own["patience"] = 0.0
-    return cell(view, "on-time", load, **own)
+        knobs["patience"] = 0.0
+    return cell(view, "on-time", load, **knobs)
 
 
 def cells(view: View) -> list[Cell]:
@@ -59,8 +59,8 @@ def panel(runs: Runs, wait: Measure, load: float) -> Panel:
         return line(runs, contender(name).name.removesuffix("-tuned"), places(own), own, LATE, title, **look)
 
     ours = over_wait("on-time", [front(runs.view, share, load) for share in SHARES])
-    at = [front(runs.view, share, load) for share in SHARES]
-    waits, lates = ([number(runs.at(each, of)) for each in at] for of in (wait, LATE))
+    fronts = [front(runs.view, share, load) for share in SHARES]
+    waits, lates = ([number(runs.at(each, measure)) for each in fronts] for measure in (wait, LATE))
     names = [f"share {SHARES[0]:g}", *(f"{share:g}" for share in SHARES[1:])]
     shares = Labels(texts=names, places=waits, values=lates)
     others = [over_wait(name, [cell(runs.view, name, load)]) for name in OTHERS if name != UNDRAWN]
@@ -104,10 +104,10 @@ def standing(runs: Runs) -> str:
 
 def prices(runs: Runs) -> str:
     def of(share: float, load: float) -> str:
-        own = front(runs.view, share, load)
+        cell = front(runs.view, share, load)
         return (
-            f"{share:g}: {said(runs.at(own, LATE))} % late, {number(runs.at(own, LATE_1K)):.0f} % above 1,000 tokens, longest "
-            f"{number(runs.at(own, LONGEST)) / 1e3:.1f} s"
+            f"{share:g}: {said(runs.at(cell, LATE))} % late, {number(runs.at(cell, LATE_1K)):.0f} % above 1,000 tokens, longest "
+            f"{number(runs.at(cell, LONGEST)) / 1e3:.1f} s"
         )
 
     return f"By share at a load of {DRAWN[1]:g}: {'; '.join(of(share, DRAWN[1]) for share in SHARES)}."

@@ -36,8 +36,8 @@ def full(view: View, name: str, model: str) -> Cell:
 
 
 def cells(view: View) -> list[Cell]:
-    asked = [at_load(view, name, *place) for place in PLACES for name in NAMES]
-    return [*asked, *(full(view, name, model) for model in MODELS for name in NAMES)]
+    at_loads = [at_load(view, name, *place) for place in PLACES for name in NAMES]
+    return [*at_loads, *(full(view, name, model) for model in MODELS for name in NAMES)]
 
 
 def panel(runs: Runs, of: Measure, model: str) -> Panel:
@@ -70,13 +70,13 @@ def in_how_many(runs: Runs, others: Sequence[str]) -> str:
         ours, *theirs = (at_load(runs.view, name, model, load) for name in ("reserve", *others))
         return [runs.versus(ours, other, LATE, "points") for other in theirs]
 
-    found = {place: versus(*place) for place in PLACES}
-    fewer = [place for place, differences in found.items() if all(map(is_below, differences))]
-    more = [place for place, differences in found.items() if any(map(is_above, differences))]
+    by_place = {place: versus(*place) for place in PLACES}
+    fewer = [place for place, differences in by_place.items() if all(map(is_below, differences))]
+    more = [place for place, differences in by_place.items() if any(map(is_above, differences))]
     rest = [place for place in PLACES if place not in fewer and place not in more]
     names = [_told(places) for places in (rest, more)]
-    whom = " and ".join(dict.fromkeys(CONTENDERS[name].title.partition(",")[0] for name in others))
-    text = f"Reserve violates fewer objectives than {whom}, outside noise, in {len(fewer)} of {len(PLACES)} cells"
+    rivals = " and ".join(dict.fromkeys(CONTENDERS[name].title.partition(",")[0] for name in others))
+    text = f"Reserve violates fewer objectives than {rivals}, outside noise, in {len(fewer)} of {len(PLACES)} cells"
     within = f"; within noise{' of one of them' if len(others) > 1 else ''} in {names[0]}" if rest else ""
     return f"{text}{within}; more in {names[1] or 'none'}."
 
@@ -110,7 +110,7 @@ def price(runs: Runs) -> str:
     )
     return (
         f"The price is paid by prompts above 1,000 tokens ({MODELS[1]}; {' / '.join(CONTENDERS[name].title for name in who)}): {above}. With {SATURATED} "
-        f"clients Reserve prefills {', '.join(said(each, '%') for each in changes)} tokens/s against SGLang PD (7B, 14B, 32B)."
+        f"clients Reserve prefills {', '.join(said(change, '%') for change in changes)} tokens/s against SGLang PD (7B, 14B, 32B)."
     )
 
 

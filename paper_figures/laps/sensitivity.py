@@ -53,9 +53,9 @@ CONDITIONS = {
 
 def cell(view: View, name: str, condition: str, load: float) -> Cell:
     capacity, knobs, policy, model = CONDITIONS[condition]
-    own = {**knobs, **STEPS[name], **({} if name == "sglang" else policy)}
-    usual: dict[str, Scalar] = {"model": model, "transient": True, "num_prompts": TURNS}
-    return CONTENDERS[name].cell(view, LMSYS, {**usual, **own}, rate=round(load * capacity, 3))
+    settings = {**knobs, **STEPS[name], **({} if name == "sglang" else policy)}
+    defaults: dict[str, Scalar] = {"model": model, "transient": True, "num_prompts": TURNS}
+    return CONTENDERS[name].cell(view, LMSYS, {**defaults, **settings}, rate=round(load * capacity, 3))
 
 
 def cells(view: View) -> list[Cell]:
@@ -63,12 +63,12 @@ def cells(view: View) -> list[Cell]:
 
 
 def rows(runs: Runs, condition: str, load: float) -> list[tuple[str | float, ...]]:
-    found: list[tuple[str | float, ...]] = []
-    for of in (LATE, MEAN, P99, LONGEST):
-        own = [cell(runs.view, name, condition, load) for name in STEPS]
-        against = [verdict(runs, own[0], rival, of) for rival in own[1:]]
-        found.append((condition, load, of.label, *(said(runs.at(each, of)) for each in own), *against))
-    return found
+    lines: list[tuple[str | float, ...]] = []
+    for measure in (LATE, MEAN, P99, LONGEST):
+        row_cells = [cell(runs.view, name, condition, load) for name in STEPS]
+        verdicts = [verdict(runs, row_cells[0], rival, measure) for rival in row_cells[1:]]
+        lines.append((condition, load, measure.label, *(said(runs.at(each, measure)) for each in row_cells), *verdicts))
+    return lines
 
 
 def verdict(runs: Runs, ours: Cell, theirs: Cell, of: Measure) -> str:
@@ -78,16 +78,16 @@ def verdict(runs: Runs, ours: Cell, theirs: Cell, of: Measure) -> str:
 
 
 def page(runs: Runs) -> Page:
-    found = [row for condition in CONDITIONS for load in LOADS for row in rows(runs, condition, load)]
-    late = [row for row in found if row[2] == LATE.label]
+    all_rows = [row for condition in CONDITIONS for load in LOADS for row in rows(runs, condition, load)]
+    late = [row for row in all_rows if row[2] == LATE.label]
     notes = [
-        f"Late turns of On-time against {CONTENDERS[name].title}: fewer, outside noise, in {sum(row[at] == FEWER for row in late)} of "
-        f"{len(late)} cells, more in {sum(row[at] == MORE for row in late)}."
-        for at, name in enumerate(list(STEPS)[1:], start=3 + len(STEPS))
+        f"Late turns of On-time against {CONTENDERS[name].title}: fewer, outside noise, in {sum(row[i] == FEWER for row in late)} of "
+        f"{len(late)} cells, more in {sum(row[i] == MORE for row in late)}."
+        for i, name in enumerate(list(STEPS)[1:], start=3 + len(STEPS))
     ]
     titles = [CONTENDERS[name].title for name in STEPS]
     columns = ("condition", "load", "measure", *titles, *(f"On-time than {title}" for title in titles[1:]))
-    return Page(table=Table(columns=columns, rows=found), notes=notes)
+    return Page(table=Table(columns=columns, rows=all_rows), notes=notes)
 
 
 FIGURE = laps_figure("sensitivity", "ours; the objective of LAPS §4.1", page=page, cells=cells, num_runs=SEEDS)
