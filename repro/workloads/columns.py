@@ -205,7 +205,8 @@ def _given(text: str, names: Sequence[str], file: str) -> dict[str, str]:
 
 def _plain(names: Sequence[str], file: str) -> dict[str, str]:
     """The columns with our own names, or with other names that can mean only one thing."""
-    columns = {name: name for name in NAMES if name in names and name != "id"}
+    # Many files number their rows. Such numbers name no request unless the file has parents.
+    columns = {name: name for name in NAMES if name in names and (name != "id" or "parent" in names)}
     messages = next((name for name in MESSAGES if name in names), None)
     if messages is not None and not columns.keys() & {*LENGTHS, "rounds"}:
         # In a row with a whole chat, columns such as turn, session and parent do not describe rounds.

@@ -294,6 +294,12 @@ def test_a_row_follows_its_parent_and_adds_to_what_came_before(file):
         read_trace(file(lines(BAILIAN[0], BAILIAN[0])))
 
 
+def test_our_own_names_of_parents_need_no_saying(file):
+    own = lines(*({"id": n, "parent": n - 1 or None, "prompt_len": 10 * n, "gen_length": 5} for n in (1, 2, 3)))
+    assert [each[:2] for each in rounds(file(own))] == [(10, 5), (20, 5), (30, 5)]
+    assert len(read_trace(file(own.replace("parent", "other"))).sessions) == 3
+
+
 def test_rounds_come_by_their_turn(file):
     head = "arrival_time_us,session_id,round_index,input_tokens,output_tokens\n"
     assert [each[0] for each in rounds(file(f"{head}9,s,1,20,5\n0,s,0,10,5\n"))] == [10, 20]
