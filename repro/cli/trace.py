@@ -76,7 +76,7 @@ def facts_of(trace: Trace, sizes: Sequence[int]) -> dict[str, Any]:
         "num_sessions": len(trace.sessions),
         "num_rounds": len(rounds),
         "num_dropped": trace.num_dropped,
-        "remarks": [*trace.remarks, *_unsorted(trace)],
+        "remarks": [*trace.remarks, *filter(None, [trace.unclear]), *_unsorted(trace)],
         "times": _times_of(trace),
         "prompt_len": distribution([turn.prefill_tokens for turn in rounds]),
         "gen_length": distribution(answers) if answers else None,
@@ -151,7 +151,7 @@ def _print(found: dict[str, Any]) -> None:
         rows += [
             ("times", f"{times['column']}, read in {times['unit']}"),
             ("window", f"{times['span_s']:,.6g} s"),
-            ("sessions a second", number(times["per_s"], 3)),
+            ("sessions a second", "-" if times["per_s"] is None else f"{times['per_s']:,.4g}"),
             ("most in a minute", f"{times['most_in_a_minute']:,}"),
             ("variation of gaps", number(times["gap_variation"], 2)),
         ]

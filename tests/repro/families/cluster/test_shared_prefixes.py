@@ -122,6 +122,19 @@ def test_a_file_that_is_not_sorted_says_so(tmp_path):
     assert "rows sorted" in repro("trace", path, "--sort").out
 
 
+def test_times_of_no_unit_are_left_out_and_say_so(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("timestamp,prompt_len,gen_length\n1,2,3\n9,3,4\n")
+    assert "say which with --time-unit" in repro("trace", path).out
+    assert "window" in repro("trace", path, "--time-unit", "s").out
+
+
+def test_a_slow_rate_keeps_its_digits(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_s,prompt_len,gen_length\n0,2,3\n86400,3,4\n")
+    assert "1.157e-05" in repro("trace", path).out
+
+
 def test_blocks_that_do_not_fit_the_lengths_say_so(tmp_path):
     path = written(tmp_path / "t.jsonl", hash_ids=[1])
     refused(repro("trace", path, "--cache-blocks", "3"), "cache_blocks=[3]", "blocks of 512 tokens")
