@@ -358,6 +358,14 @@ class _Body(_Sampling):
     timeout: Annotated[float, Field(gt=0)] | None = None
     """Seconds until the answer must be complete."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_best_of_as_many(cls, fields: Any) -> Any:
+        """The best n of n answers are all of them."""
+        if isinstance(fields, dict) and type(fields.get("best_of")) is int and fields["best_of"] == fields.get("n"):
+            return {name: value for name, value in fields.items() if name != "best_of"}
+        return fields
+
     @model_validator(mode="after")
     def _asks_for_one_thing(self) -> Self:
         if "stream_options" in self.model_fields_set and self.stream_options.model_fields_set and not self.stream:

@@ -20,7 +20,8 @@ Kind = type[int] | type[float] | type[str]
 
 
 _OF_CAUSAL_MODELS = (
-    *("logprobs", "prompt_logprobs", "echo", "logit_bias", "allowed_token_ids", "bad_words", "min_p"),
+    # An echo of a conversation asks for prompt_logprobs, which its client did not name.
+    *("logprobs", "echo", "prompt_logprobs", "logit_bias", "allowed_token_ids", "bad_words", "min_p"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty"),
 )
 """Fields of a request that concern how each token follows from those before it, which only causal models support."""

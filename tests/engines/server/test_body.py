@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from support.tables import data_beside
 
+from engines.errors import UserError
 from engines.server.body import AnswerBody, ChatBody, CompletionBody, Schema
 from engines.server.errors import ApiError
+from engines.server.protocol import asked_of_diffusion
 
 SCHEMAS = {
     kind: Schema(kind, "m", {"steps": int, "threshold": float, "remasking": str}) for kind in (CompletionBody, ChatBody)
@@ -99,6 +101,18 @@ def test_what_asks_for_nothing_is_taken_and_anything_else_of_the_kind_is_not():
         for name in NEUTRAL:
             wrong = {"logprobs": "x"}.get(name, [[7]])
             assert refusal(kind, **{name: wrong}).startswith(name)
+
+
+def test_the_best_of_as_many_answers_as_are_told_asks_for_nothing():
+    asked = read(CompletionBody, best_of=2, n=2)
+    assert (asked.n, [*asked.unknown]) == (2, [])
+    for own in ({"n": 2}, {}, {"n": True, "best_of": True}):
+        assert refusal(CompletionBody, **{"best_of": 3, **own}).startswith("best_of")
+
+
+def test_a_model_that_cannot_echo_names_the_field_that_was_given():
+    with pytest.raises(UserError, match=r"^echo is not supported"):
+        asked_of_diffusion(read(ChatBody, echo=True).generation, 10)
 
 
 def test_known_fields_of_a_common_server_are_heeded_refused_or_without_influence():
