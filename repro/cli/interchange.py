@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from engines.errors import require
 from repro.cli import options as opt
 from repro.cli.output import print_json, print_table, say
 from repro.files import replace_text, writable_file, writable_folder
@@ -27,6 +28,8 @@ def import_(
     from repro.interchange.imported import import_file
     from repro.runs.store import Store
 
+    twice = next((path for n, path in enumerate(files) if path.resolve() in map(Path.resolve, files[:n])), None)
+    require(twice is None, f"file={str(twice)!r} is given twice, and each file is a repeat of its own: keep one")
     store = Store(writable_folder("result_dir", result_dir or LOCAL))
     runs = [import_file(path, store, dataset=dataset, platform=where, seed=seed) for seed, path in enumerate(files)]
     if json:

@@ -64,6 +64,8 @@ def _sglang(told: Mapping[str, Any]) -> list[Answer]:
     """Read the result of SGLang's ``bench_serving --output-details``. It has no times of sending. So we let requests take the places
     of ``max_concurrency`` in turn, and let the last answer end with the run."""
     rows = [*zip(*(told[name] for name in ("input_lens", "output_lens", "ttfts", "itls", "errors")), strict=True)]
+    if not rows:
+        return []
     durations = [ttft + sum(gaps) for _, _, ttft, gaps, _ in rows]
     free = [0.0] * min(int(told.get("max_concurrency") or len(rows)), len(rows))
     answers = []
@@ -105,12 +107,16 @@ def _inference_perf(told: Sequence[Mapping[str, Any]]) -> list[Answer]:
     return answers
 
 
+_NOT_STREAMED = "an answer was not streamed, so nobody knows when its first token came: measure with streaming"
+
+
 def _guidellm(told: Mapping[str, Any]) -> list[Answer]:
     """Read the JSON of one benchmark. Its latency ends with the stream, so we find the last token's time from the mean gap."""
     (benchmark,) = told["benchmarks"]
     answers = []
     for request in benchmark["requests"]["successful"]:
         sent, num = request["request_start_time"], request["output_tokens"]
+        require(request["time_to_first_token_ms"] is not None, _NOT_STREAMED)
         first = sent + request["time_to_first_token_ms"] / 1e3
         last = first + (request["inter_token_latency_ms"] or 0.0) / 1e3 * (num - 1)
         answers.append(
@@ -136,6 +142,7 @@ def _aiperf(told: Sequence[Mapping[str, Any]]) -> list[Answer]:
         values = {name: value["value"] for name, value in request["metrics"].items()}
         error = (request.get("error") or {}).get("message")
         is_ok = error is None
+        require(not is_ok or "time_to_first_token" in values, _NOT_STREAMED)
         first, last = (
             sent + values[name] / 1e3 if is_ok else sent for name in ("time_to_first_token", "request_latency")
         )
@@ -201,12 +208,29 @@ def read_answers(path: Path) -> tuple[str, list[Answer]]:
         (data,) = data
     try:
         answers = READERS[tool]([data] if tool in ("aiperf", "inference-perf") and isinstance(data, dict) else data)
+    except UserError as error:
+        raise UserError(f"file={str(path)!r}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"file={str(path)!r} is not as {tool} writes it ({type(error).__name__}: {error}): give {_FILES}"
         ) from error
     require(answers != [], f"file={str(path)!r} holds no request: give a file with some")
-    return tool, sorted(answers, key=lambda each: each.sent_s)
+    checked = [_checked(f"file={str(path)!r}, request {n}:", answer) for n, answer in enumerate(answers, start=1)]
+    return tool, sorted(checked, key=lambda answer: answer.sent_s)
+
+
+def _checked(request: str, answer: Answer) -> Answer:
+    """Return the answer with whole counts of tokens. Raises UserError for a time or a count that is no finite number."""
+    times = [stamp for stamp in (answer.sent_s, *answer.pieces_s) if not _is_finite(stamp)]
+    require(not times, f"{request} one of its times is {times[:1]}, no finite number: take the request out")
+    for name, value in (("prompt_len", answer.prompt_len), ("output_len", answer.output_len)):
+        is_count = _is_finite(value) and value >= 0 and value == int(value)
+        require(is_count, f"{request} {name}={value!r} is no number of tokens: take the request out")
+    return replace(answer, prompt_len=int(answer.prompt_len), output_len=int(answer.output_len))
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _lines(path: Path, text: str) -> list[Any]:

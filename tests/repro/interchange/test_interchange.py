@@ -157,6 +157,44 @@ def test_other_files_are_refused_in_one_sentence(text, tmp_path):
     assert "give vllm bench serve" in refused(repro("import", path, "--result-dir", tmp_path / "runs"))
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("ttfts", float("nan"), "request 1: one of its times is [nan]"),
+        ("itls", [float("inf")], "request 1: one of its times is [inf]"),
+        ("start_times", True, "request 1: one of its times is [True]"),
+        ("output_lens", "3", "request 1: output_len='3' is no number of tokens"),
+        ("output_lens", None, "request 1: output_len=None"),
+        ("output_lens", -3, "request 1: output_len=-3"),
+        ("input_lens", 2.5, "request 1: prompt_len=2.5"),
+    ],
+)
+def test_numbers_that_are_none_are_refused_by_request_and_field(name, value, says, tmp_path):
+    path = written("vllm", tmp_path)
+    told = json.loads(path.read_text())
+    told[name][0] = value
+    path.write_text(json.dumps(told))
+    refused(repro("import", path, "--result-dir", tmp_path / "runs"), says)
+
+
+def test_counts_may_be_written_as_fractions(tmp_path):
+    path = written("vllm", tmp_path)
+    whole = read_answers(path)
+    path.write_text(path.read_text().replace(f"[{TOKENS}, ", f"[{TOKENS}.0, "))
+    assert read_answers(path) == whole
+
+
+def test_answers_that_were_not_streamed_are_refused(tmp_path):
+    path = written("aiperf", tmp_path)
+    path.write_text(path.read_text().replace("time_to_first_token", "else"))
+    refused(repro("import", path, "--result-dir", tmp_path / "runs"), "was not streamed")
+
+
+def test_a_file_is_one_repeat(tmp_path):
+    path = written("vllm", tmp_path)
+    refused(repro("import", path, path, "--result-dir", tmp_path / "runs"), "is given twice")
+
+
 def test_failed_requests_are_kept_as_failed(tmp_path):
     told = json.loads(written("vllm", tmp_path).read_text())
     told["errors"][3], told["ttfts"][3], told["itls"][3] = "refused\nthere", 0.0, []
