@@ -429,6 +429,10 @@ class Hardware:
 
     def degrees(self, *, min_kv_tokens: int = 1) -> tuple[int, ...]:
         """Tensor-parallel degrees that leave room for so many tokens of K/V."""
+        require(
+            self.kv_tokens is None or self.kv_tokens >= min_kv_tokens,
+            f"kv_tokens={self.kv_tokens} is less than the {min_kv_tokens} tokens of K/V that are needed at once: raise it",
+        )
         heads, kv_heads = self.shape.n_heads, self.shape.n_kv_heads
         degrees = tuple(
             degree

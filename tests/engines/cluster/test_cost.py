@@ -135,6 +135,10 @@ def test_degrees_that_fit_an_h20(shape, degrees):
     ("do", "says"),
     [
         (lambda: hardware(LLAMA_3_1_70B).degrees(min_kv_tokens=10**8), "does not fit 8 x h20"),
+        (
+            lambda: replace(hardware(LLAMA_3_1_70B), kv_tokens=100).degrees(min_kv_tokens=101),
+            "kv_tokens=100 is less than the 101 tokens",
+        ),
         (lambda: TimedCost(LLAMA_3_1_70B, H20, 3, PHYSICAL), "degree=3"),
         (lambda: TimedCost(QWEN2_5_7B, H200, 1, BARE).step_s([], 1, 1, "graph"), "mode='graph'"),
         (lambda: cost_constants("nope"), "constants='nope'"),
