@@ -209,6 +209,13 @@ def name_of(policy: Any) -> str:
     return f"{module}:{name}"
 
 
+def unwrapped(policy: Any) -> Any:
+    """Return the policy behind our wrappers, which set ``passes_on``."""
+    while getattr(type(policy), "passes_on", False):
+        policy = policy.batching
+    return policy
+
+
 def asked(ask: Callable[..., T], *args: Any, **options: Any) -> T:
     """Return a policy's answer. The policy may be a user's own, so we turn its exceptions into a RunError of one sentence."""
     try:
@@ -216,7 +223,7 @@ def asked(ask: Callable[..., T], *args: Any, **options: Any) -> T:
     except (UserError, RunError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        owner = getattr(ask, "__self__", None)
+        owner = unwrapped(getattr(ask, "__self__", None))
         method = getattr(ask, "__name__", "a call") if owner is None else f"{type(owner).__name__}.{ask.__name__}"
         message = " ".join(str(error).split())
         raise RunError(f"policy {method} fails ({type(error).__name__}: {message}): correct it") from error

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import Annotated, Literal, NamedTuple, Protocol, get_args
+from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol, get_args
 
 from engines.errors import UserError, require
 from engines.knobs import Checked, Fixed, Only, Range, Seconds, Tokens
@@ -158,12 +158,16 @@ def graph_choice(graphs: Graphs, times: StepTimes, captured: tuple[Bucket | Rung
 class WithGraphs:
     """A batching policy whose steps replay the graphs that ``choice`` chooses; without ``choice``, none."""
 
+    passes_on: ClassVar = True
+
     batching: Batching
     choice: GraphChoice | None
 
     def next_step(self, at: Situation, now: float) -> NextStep:
         plan = self.batching.next_step(at, now)
-        if self.choice is None or not plan.shares or (at.decoding and plan.decodes):
+        if self.choice is None or not isinstance(plan, NextStep):  # which whoever asks refuses
+            return plan
+        if not plan.shares or (at.decoding and plan.decodes):
             return plan
         require(plan.mode is None, f"mode={plan.mode!r}: the policy has already chosen one")
         chunks = [Chunk(task.history + task.computed, tokens) for task, tokens in plan.shares]

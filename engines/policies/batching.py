@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
+from engines.data import unwrapped
 from engines.errors import RunError
 from engines.knobs import Checked, Count, Needs, Range, Tokens
 from engines.policies.routing import Decision
@@ -165,7 +166,7 @@ class Owed:
         if plan is IDLE:
             return
         if (fault := self._fault_of(plan)) is not None:
-            raise RunError(f"batching policy {type(policy).__name__} {fault}")
+            raise RunError(f"batching policy {type(unwrapped(policy)).__name__} {fault}")
 
     def _fault_of(self, plan: NextStep) -> str | None:
         if not isinstance(plan, NextStep):

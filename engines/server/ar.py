@@ -6,7 +6,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,8 @@ class ArGeneration(SamplingParams):
 @dataclass(frozen=True, kw_only=True)
 class AtMost:
     """Bounds the running sequences for a policy that does not: we tell it that each task needs an equal share of the room or more."""
+
+    passes_on: ClassVar = True
 
     batching: Batching
     max_num_seqs: int

@@ -15,11 +15,13 @@ from engines.cluster.sessions import OpenLoop, Round, Session
 from engines.cluster.simulation import DecodeSimulation
 from engines.cluster.worker import PrefillWorker
 from engines.errors import RunError
+from engines.laps.batching import Nearest, WithGraphs
 from engines.laps.cluster import PrefillCluster
 from engines.laps.system import PrefillSystem
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import Decision, LeastKvMemory
 from engines.policies.views import NextStep, PrefillQueue, Share
+from engines.server.ar import AtMost
 
 SESSIONS = [Session(i, 0.1 * i, (Round(100, 3), Round(20, 2))) for i in range(3)]
 REMOTE = Decision(1, False, "there")
@@ -72,6 +74,16 @@ def test_a_step_that_cannot_be_ends_the_run_with_a_sentence(run, name):
     how, said = BATCHES[name]
     with pytest.raises(RunError, match=re.escape(said)):
         run(batching=Batches(how))
+
+
+@pytest.mark.parametrize("name", ["no plan", "fails"])
+@pytest.mark.parametrize(
+    "wrap", [lambda own: WithGraphs(own, Nearest([], None)), lambda own: AtMost(batching=own, max_num_seqs=9)]
+)
+def test_the_policy_within_one_of_ours_is_named(wrap, name):
+    how, said = BATCHES[name]
+    with pytest.raises(RunError, match=re.escape(said)):
+        instances(batching=wrap(Batches(how)))
 
 
 class Waits:
