@@ -406,7 +406,8 @@ class ArModel:
 
     @property
     def default_tokens(self) -> int:
-        return self.settings.gen_length
+        """All that fits behind a token, where that is less than ``gen_length``."""
+        return min(self.settings.gen_length, self.max_model_len - 1)
 
     def room(self, prompt_tokens: int) -> int:
         return self.max_model_len - prompt_tokens

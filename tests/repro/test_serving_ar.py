@@ -361,6 +361,15 @@ def test_the_model_pickles_and_says_what_it_is(folder):
     assert small.max_model_len < 4096
 
 
+def test_a_context_below_the_usual_length_cuts_answers_short():
+    """Else a server refused every request that names no length, and named one in its place."""
+    model = ArModel.of(ArSettings(model="tiny-qwen2", weights="random", max_model_len=50, kv_tokens=64), None)
+    assert model.default_tokens == 49
+    with running_server(model, model.codec()) as server:
+        said = ask(server.port, COMPLETIONS, {"prompt": [1, 2, 3]})
+    assert (said.status, said.body["usage"]["completion_tokens"]) == (200, 47)
+
+
 @pytest.mark.parametrize("name", ["laps", "reserve", "on-time"])
 def test_graphs_are_timed_as_far_as_the_slots_and_the_pool_go(folder, name):
     """A card with few requests at once: buckets of 64 have no 64 slots, and the widest of them no room."""
