@@ -2,8 +2,8 @@
 # llama.cpp's server (xllamacpp 2026.10.11549): temperature 1 and top_p 1 do not draw from the model: tokens below 1/20 of the likeliest never come.
 #
 # Guess: over the OpenAI API temperature=1 and top_p=1 draw each token with the probability that `logprobs` tells.
-# Seen: five letters with 2 % each, beside one of 65 % and one of 25 %, are none of 4,000 tokens, where 400 are expected. With `min_p: 0` they
-#   come. `logprobs` tells 2 % for them either way. The default min_p of 0.05 (and a top_k of 40) stays beside what a client sends.
+# Seen: five letters have 2 % each, beside one of 65 % and one of 25 %. They are none of 4,000 tokens, where 400 are expected. With `min_p: 0`
+#   they come. `logprobs` tells 2 % for them either way. The default min_p of 0.05 (and a top_k of 40) stays beside what a client sends.
 # Who is hurt: pass@k, and samples for a comparison of engines: llama.cpp's answers vary less, and look better at high temperatures.
 #
 # Needs bash, and Python 3.12 or later as $PYTHON or python3.12; a minute. Exits 1 if the behaviour changes.
