@@ -72,6 +72,17 @@ def test_requests_in_company_get_the_tokens_of_generate(folders, system, family,
         assert found[i] == own, PROMPTS[i]
 
 
+def test_guidance_may_be_the_server_s_setting(folders):
+    model = model_of(folders["llada"], "llada", tie_policy="stable", cfg_scale=1.5)
+    prompt = model.codec().encode(PROMPTS[0])
+    with model.serving() as engine:
+        engine.submit(Submission(0, prompt, model.generation({"max_tokens": 16, "seed": 7, "ignore_eos": True}), False))
+        (answer,) = [event.token_ids for _ in range(16) for event in engine.step() if isinstance(event, Finished)]
+    knobs = {"block_length": 8, "cfg_scale": 1.5, "gen_length": 16, "steps": 16}
+    assert answer == generated(folders["llada"], "llada", prompt, knobs, seed=7)
+    assert answer != generated(folders["llada"], "llada", prompt, {**knobs, "cfg_scale": 0.0}, seed=7)
+
+
 def served(system: str, quantization: str) -> None:
     knobs = {"quantization": quantization}
     if system == "ar":

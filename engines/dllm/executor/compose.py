@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.profiler import profile
 
 from engines.attention import Run, Spans, VarlenAttention, varlen_attention
-from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig
+from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig, NoCache
 from engines.dllm.denoise import reduce_in_chunks
 from engines.dllm.engine import Engine
 from engines.dllm.executor.graphs import PackedForward, StepGraphs
@@ -290,9 +290,10 @@ def measure_worst_step(model: DiffusionModel, config: EngineConfig, generation: 
     )
     requests = _filling_requests(model, executor_config, generation)
     rows = sum(cache_rows(request.total_len, request.generation, config.sparsity) for request in requests)
-    # Delay 0 builds the cache in the very first step, so that one step holds all temporaries.
+    # Delay 0 builds the cache in the very first step, so that one step holds all temporaries. Guided requests have none.
+    rule = NoCache() if generation.cfg_scale else DelayedCache(delay=0)
     engine = Engine(
-        PhaseScheduler(executor_config, KvPool(rows), DelayedCache(delay=0)),
+        PhaseScheduler(executor_config, KvPool(rows), rule),
         packed_executor(model, executor_config, rows, num_slots=len(requests)),
     )
     for request in requests:
