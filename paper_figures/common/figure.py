@@ -94,7 +94,7 @@ def figure(
     @_of_last_view
     def asked(view: View) -> list[Cell]:
         ordered = () if cells is None else in_order(cells(view), view)
-        return list({cell.key: cell.asked_by(short_name) for cell in ordered}.values())
+        return list({cell.key: cell.with_figure(short_name) for cell in ordered}.values())
 
     def render(stored: Sequence[StoredRun], view: View, out: Path) -> Rendered:
         runs = Runs(stored, view)

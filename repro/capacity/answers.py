@@ -3,7 +3,7 @@
 We find a site's answers one after the other, small sizes first, because each search begins where the last answer suggests. Sites are
 searched in parallel, by processes that share nothing, so no answer depends on how many processes there are.
 
-The search (``repro.runs.tuning.settled``) races the plans that bounds leave, at rates of a lattice, (1 + resolution) to whole powers.
+The search (``repro.runs.tuning.best_choices``) races the plans that bounds leave, at rates of a lattice, (1 + resolution) to whole powers.
 Then it races plans that differ from the best in one choice. A choice that cost a plan ``GAP``, or changed nothing, is not tried again
 with plans that are alike (``Plan.has_share_of``).
 
@@ -26,9 +26,9 @@ from engines.machine import held, usable_cores
 from repro.capacity.objectives import LOAD, Sample, Verdict, is_lost, judged
 from repro.capacity.question import Question, Sizes
 from repro.capacity.sites import LASTING, Plan, Site
-from repro.runs.code import held_here
+from repro.runs.code import why_unshareable
 from repro.runs.pool import LOST, worker_processes
-from repro.runs.tuning import BEAM, Choices, settled
+from repro.runs.tuning import BEAM, Choices, best_choices
 
 P = TypeVar("P")
 LEAST_RATE, MOST_RATE = 1e-4, 1e6
@@ -345,7 +345,7 @@ def largest_rate(site: Site, gpus: int, lattice: Lattice, start: float | None = 
     lowest, highest = lattice.ends(first_rate)
 
     def searched(race: Race[Plan]) -> tuple[Plan, int] | None:
-        return settled(
+        return best_choices(
             ranked.space,
             site.is_possible,
             lambda some, best: race([*map(site.planned, some)], best),
@@ -412,7 +412,7 @@ def fewest_gpus(site: Site, sizes: Sequence[int], rate: float) -> Answer:
         num_plans[gpus] = ranked.num
         if not ranked.space.num:
             return None
-        best = settled(ranked.space, site.is_possible, race, lambda: likely(gpus))
+        best = best_choices(ranked.space, site.is_possible, race, lambda: likely(gpus))
         return best if best is not None and worst(best) <= 1 else None
 
     gpus, plan = fewest(sizes, serving) or (sizes[-1], None)
@@ -437,7 +437,7 @@ class Search:
         workers = num_processes or min(usable_cores(), len(sites))
         num_prompts, num_seeds = self.question.num_prompts, self.question.num_seeds
         is_little = num_prompts is not None and num_prompts * num_seeds * sum(map(len, sizes)) < FEW_SESSIONS
-        is_here = any(held_here(site.cell, elsewhere=False) is not None for site in sites)
+        is_here = any(why_unshareable(site.cell, is_remote=False) is not None for site in sites)
         if num_processes is None and (is_little or is_here):
             workers = 1
         answers: list[Answer] = []

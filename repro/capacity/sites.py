@@ -39,7 +39,7 @@ from repro.families.platforms import ArPart, platform
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import column
 from repro.runs.record import Obtained, RunRecord
-from repro.runs.system import SYSTEMS, setting_said
+from repro.runs.system import SYSTEMS, setting_text
 from repro.runs.tuning import Choices, Space, axes_of, flat, is_possible
 from repro.workloads.card import Provenance
 from repro.workloads.draws import ArrivalConfig
@@ -653,7 +653,7 @@ class InstanceSite(RecordSite):
 
     def planned(self, choices: Choices) -> Plan:
         gpus = int(str(dict(choices[0])["num_instances"]))
-        schedule = setting_said(flat(choices[1:]))
+        schedule = setting_text(flat(choices[1:]))
         return Plan(f"TP1x{gpus}", gpus, flat(choices), math.inf, None, (1, gpus), schedule, choices)
 
     def plans(self, gpus: int) -> tuple[Plan, ...]:

@@ -128,10 +128,10 @@ def _notes(found: "Sequence[Comparison]", sides: "Sequence[Side]") -> Iterator[s
 
 def _unlike(sides: "Sequence[Side]") -> dict[str, list[str]]:
     """How the machines that measured the runs differ."""
-    from repro.runs.provenance import unlike
+    from repro.runs.provenance import differing_facts
 
     machines = [run.machine for side in sides for run in side.runs if run.machine is not None]
-    return {name: sorted(set(values)) for name, values in unlike(machines).items()}
+    return {name: sorted(set(values)) for name, values in differing_facts(machines).items()}
 
 
 def _side_json(side: "Side") -> dict[str, Any]:

@@ -19,7 +19,7 @@ except ImportError:
     from click.exceptions import ClickException, NoArgsIsHelpError  # type: ignore[assignment]
 
 from engines.errors import OUT_OF_MEMORY, RunError, UserError, is_out_of_memory
-from repro.runs.clean import hidden
+from repro.runs.clean import without_secrets
 
 DONE, FAILED, REFUSED, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 """Exit codes: all done; something failed during the run, or a run is INVALID; bad input, found before any work; Ctrl-C; SIGTERM."""
@@ -180,7 +180,7 @@ def _failed(sentence: str) -> Ending:
 
 def _one_line(sentence: str) -> str:
     """Return the sentence as printable text without secrets, of at most ``MOST_SHOWN`` characters or so."""
-    sentence = hidden(sentence)
+    sentence = without_secrets(sentence)
     for pattern, plain in _PLAIN:
         sentence = pattern.sub(plain, sentence)
     line = "".join(c if c.isprintable() else "?" for c in " ".join(sentence.split()))

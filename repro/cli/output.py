@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any, TextIO
 
-from repro.runs.clean import hidden
+from repro.runs.clean import without_secrets
 
 NOT_A_TERMINAL = 160
 """Width of a table, in characters, if nothing tells the terminal's width."""
@@ -36,7 +36,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 def say(text: str, indent: str = "", *, file: TextIO | None = None) -> None:
     """Print a paragraph without secrets. On a terminal we wrap it between words, else we print it as it is."""
-    text = hidden(text)
+    text = without_secrets(text)
     room = _room(file or sys.stdout)
     print("\n".join(_broken(text, max(room, 40), indent)) if room else indent + text, file=file)
 

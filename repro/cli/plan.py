@@ -329,7 +329,7 @@ def _save_plans(plot: Path, title: str, rows: Sequence[Mapping[str, Any]], obtai
 
 
 def _planned_rows(plans: Sequence[Plan], slo: Slo, model: str) -> list[dict[str, Any]]:
-    from repro.runs.system import options_said
+    from repro.runs.system import options_text
 
     return [
         {
@@ -341,7 +341,7 @@ def _planned_rows(plans: Sequence[Plan], slo: Slo, model: str) -> list[dict[str,
             "round_decode_p95_s": plan.decode.seconds,
             "itl_p95_of_slo": plan.decode.of_slo,
             "itl_p95_s": plan.decode.of_slo * slo.itl_s,
-            "ran": options_said({"model": model, "num_gpus": plan.deployment.gpus, "deployment": str(plan.deployment)}),
+            "ran": options_text({"model": model, "num_gpus": plan.deployment.gpus, "deployment": str(plan.deployment)}),
         }
         for rank, plan in enumerate(plans, start=1)
     ]
@@ -599,9 +599,9 @@ def _decided(served: Served, resolution: float, notes: list[str]) -> dict[str, A
 
 def _unlike(setting: Setting, other: Setting) -> str:
     """The pairs of a setting that the other setting lacks."""
-    from repro.runs.system import setting_said
+    from repro.runs.system import setting_text
 
-    pairs = setting_said(tuple(pair for pair in setting if pair not in other))
+    pairs = setting_text(tuple(pair for pair in setting if pair not in other))
     return pairs or " and ".join(f"{name} by default" for name, _ in other if name not in dict(setting))
 
 
@@ -790,13 +790,13 @@ def _named(plan: CapacityPlan) -> str:
 def _ran(cell: Cell, shape: ModelShape) -> str:
     """A cell's settings written as options, without those that the question sets."""
     from repro.capacity.sites import SET_HERE
-    from repro.runs.system import options_said, settings_of
+    from repro.runs.system import options_text, settings_of
 
     shown = {"deployment", "num_gpus", "num_instances"}
     names = {name for kind in settings_of(cell.system) for name in knobs_of(kind)}
     defaults = {"model": shape.name, "precision": shape.precision} if "precision" in names else {}
-    requested = {name: value for name, value in cell.asked.items() if name in shown or name not in SET_HERE}
-    return options_said(defaults | requested)
+    requested = {name: value for name, value in cell.requested.items() if name in shown or name not in SET_HERE}
+    return options_text(defaults | requested)
 
 
 def _print_answers(

@@ -71,18 +71,18 @@ def run_sweep(
 
 def held_alike(cells: Sequence[Cell], varied: Sequence[str]) -> list[Cell]:
     """Give cells that differ only in ``varied`` knobs one common search, and tell each search on stderr."""
-    from repro.runs.tuning import held
+    from repro.runs.tuning import with_tuned_knobs
 
-    return held(cells, varied, lambda text: say(text, file=sys.stderr))
+    return with_tuned_knobs(cells, varied, lambda text: say(text, file=sys.stderr))
 
 
 def say_what_runs(sweep: "Sweep") -> None:
     """Before measured runs begin, print how many there are; before searches begin, print how long they take."""
-    from repro.runs.tuning import Tuned, search_said
+    from repro.runs.tuning import Tuned, search_text
 
     searches = [each.deployment.cell.with_seed(0) for each in sweep.to_run if isinstance(each.deployment, Tuned)]
     for cell in dict.fromkeys(searches):
-        say(search_said(cell), file=sys.stderr)
+        say(search_text(cell), file=sys.stderr)
     measured = [experiment for experiment in sweep.to_run if experiment.is_measured]
     if len(measured) < 2:
         return
@@ -119,12 +119,12 @@ def what_ran(outcomes: "Sequence[CellOutcome]", root: Path) -> Iterator[str]:
 
 
 def _search_made(run: "StoredRun") -> str:
-    from repro.runs.system import setting_said
+    from repro.runs.system import setting_text
 
     tuned = run.facts["tuned"]
     tried = f"{counted(tuned['candidates'], 'setting')} tried in {counted(tuned['trials'], 'trial')}"
     best, *next_best = (
-        setting_said(tuple(each.items())) for each in (tuned["chosen"], tuned.get("next_best", {}).get("setting", {}))
+        setting_text(tuple(each.items())) for each in (tuned["chosen"], tuned.get("next_best", {}).get("setting", {}))
     )
     return f"{run.cell.system}: {tried}, best {best or 'the defaults'}" + "".join(
         f", then {setting}" for setting in next_best if setting
@@ -158,9 +158,9 @@ def _missing(num_missing: int, num_cells: int, first: str, figure: str, command:
 
 def require_alike(runs: "Iterable[StoredRun]", what: str) -> None:
     """Refuse to compare runs that were measured on different machines."""
-    from repro.runs.provenance import unlike
+    from repro.runs.provenance import differing_facts
 
-    for name, values in unlike([run.machine for run in runs if run.machine is not None]).items():
+    for name, values in differing_facts([run.machine for run in runs if run.machine is not None]).items():
         raise UserError(
             f"runs behind {what} were measured on unlike machines ({name}: {'; '.join(sorted(set(values)))}): measure them "
             f"alike with --force, or in a new --result-dir"

@@ -111,7 +111,7 @@ class ServerSystem:
         return self.launch, HttpKnobs
 
     def prepare(self, cell: Cell) -> tuple[ServerDeployment | HttpDeployment, HttpWorkload]:
-        launch_knobs, client_knobs, requested = knobs_of(self.launch), knobs_of(HttpKnobs), cell.asked
+        launch_knobs, client_knobs, requested = knobs_of(self.launch), knobs_of(HttpKnobs), cell.requested
         check_given(requested, HttpKnobs, self.launch, workload_knobs(requested), who=f"system={cell.system!r}")
         if "url" in requested:
             for name in sorted(requested.keys() & (launch_knobs.keys() - client_knobs.keys())):

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from engines.data import PLACE, name_of
 from engines.errors import UserError
 from engines.knobs import Range, check_value
-from repro.runs.clean import REDACTED, cleaned, hidden, is_secret, with_home
+from repro.runs.clean import REDACTED, clean_value, is_secret, with_home, without_secrets
 
 Scalar = str | int | float | bool | None
 
@@ -87,19 +87,19 @@ class Cell:
 
     def written(self) -> dict[str, Any]:
         """Like ``to_dict``, in the form that is stored and shown: without secrets, and with ``~`` for the home folder."""
-        plain_values: dict[str, Any] = cleaned(self.to_dict())
+        plain_values: dict[str, Any] = clean_value(self.to_dict())
         return plain_values
 
     @classmethod
     def from_written(cls, values: Mapping[str, Any]) -> "Cell":
         """The inverse of ``written``, except for secrets."""
 
-        def whole(value: Any) -> Any:
+        def expanded(value: Any) -> Any:
             return with_home(value) if isinstance(value, str) else value
 
-        restored = {name: whole(value) for name, value in values.items()}
+        restored = {name: expanded(value) for name, value in values.items()}
         if isinstance(knobs := restored.get("knobs"), Mapping):
-            restored["knobs"] = {name: whole(value) for name, value in knobs.items()}
+            restored["knobs"] = {name: expanded(value) for name, value in knobs.items()}
         return cls.from_dict(restored)
 
     def without(self, knob: str) -> "Cell":
@@ -109,18 +109,18 @@ class Cell:
     def with_seed(self, seed: int) -> "Cell":
         """Like ``replace``, but checks only the seed, because figures have thousands of repeats."""
         _check_seed(seed)
-        return self._having("seed", seed)
+        return self._with("seed", seed)
 
-    def asked_by(self, figure: str) -> "Cell":
+    def with_figure(self, figure: str) -> "Cell":
         """Like ``with_seed``, for the figure; keeps the cached key."""
         _check_text("figure", figure)
-        return self._having("figure", figure)
+        return self._with("figure", figure)
 
     def with_knobs(self, knobs: Mapping[str, Scalar]) -> "Cell":
         """Adds or replaces knobs; nothing else is checked again."""
-        return self._having("knobs", _sorted_knobs(tuple({**self.knob_values, **knobs}.items())))
+        return self._with("knobs", _sorted_knobs(tuple({**self.knob_values, **knobs}.items())))
 
-    def _having(self, name: str, value: object) -> "Cell":
+    def _with(self, name: str, value: object) -> "Cell":
         copy = object.__new__(type(self))
         vars(copy).update(vars(self), **{name: value})
         if name != "figure":
@@ -139,7 +139,7 @@ class Cell:
         return dict(self.knobs)
 
     @property
-    def asked(self) -> dict[str, Scalar]:
+    def requested(self) -> dict[str, Scalar]:
         """The knobs that are not None and ask something of the run."""
         return {name: value for name, value in self.knobs if name not in NOTES and value is not None}
 
@@ -151,7 +151,7 @@ class Cell:
     @cached_property
     def key(self) -> str:
         # Secrets are left out of the digest, because guesses could be tried against it.
-        knobs = {name: _unsecret(name, value) for name, value in self.knobs if (name, value) != _UNHASHED}
+        knobs = {name: _redacted(name, value) for name, value in self.knobs if (name, value) != _UNHASHED}
         hashed = {name: getattr(self, name) for name in _HASHED}
         text = _CANONICAL.encode({"schema": CELL_SCHEMA_VERSION, **_canonical(hashed), "knobs": _canonical(knobs)})
         return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
@@ -176,10 +176,10 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 
 
 @lru_cache(maxsize=4096, typed=True)
-def _unsecret(name: str, value: Scalar) -> Scalar:
+def _redacted(name: str, value: Scalar) -> Scalar:
     if not isinstance(value, str):
         return value
-    return REDACTED if value and is_secret(name) else hidden(value)
+    return REDACTED if value and is_secret(name) else without_secrets(value)
 
 
 def file_name(text: str) -> str:

@@ -54,7 +54,7 @@ def is_secret(name: str) -> bool:
     return _INSIDE.search("".join(words)) is not None or _LAST_WORD.fullmatch("".join(words[-1:])) is not None
 
 
-def hidden(text: str) -> str:
+def without_secrets(text: str) -> str:
     """Return the text without secrets: values of JSON and ``NAME=VALUE`` with a secret's name, user parts of URLs, and anything that looks
     like a key. A text without any is returned unchanged."""
     if _HINT.search(text) is None:
@@ -67,28 +67,28 @@ def hidden(text: str) -> str:
     return _VALUE.sub(REDACTED, text)
 
 
-def cleaned(value: Any) -> Any:
+def clean_value(value: Any) -> Any:
     """Return a JSON value without secrets at any depth. It also hides the values of secret environment variables, and writes ``~`` for the
     home folder."""
     secrets = sorted(
         (secret for name, secret in os.environ.items() if is_secret(name) and len(secret) >= 8), key=len, reverse=True
     )
-    return _cleaned(value, _home(), secrets)
+    return _clean_value(value, _home(), secrets)
 
 
-def _cleaned(value: Any, home: str | None, held: Sequence[str]) -> Any:
-    """Replaces ``home`` by ``~``, and each of ``held`` by a few stars."""
+def _clean_value(value: Any, home: str | None, secrets: Sequence[str]) -> Any:
+    """Replaces ``home`` by ``~``, and each of ``secrets`` by a few stars."""
     if isinstance(value, str):
-        for secret in held:
+        for secret in secrets:
             value = value.replace(secret, REDACTED)
-        return without_home(hidden(value), home)
+        return without_home(without_secrets(value), home)
     if isinstance(value, Mapping):
         return {
-            name: REDACTED if _is_kept_secret(name, item) else _cleaned(item, home, held)
+            name: REDACTED if _is_kept_secret(name, item) else _clean_value(item, home, secrets)
             for name, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [item if type(item) in (int, float) else _cleaned(item, home, held) for item in value]
+        return [item if type(item) in (int, float) else _clean_value(item, home, secrets) for item in value]
     return value
 
 
@@ -129,7 +129,7 @@ def _without_json_secrets(text: str) -> str:
             parts.append(text[pos : begin + 1])
             pos = begin + 1
             continue
-        clean = _cleaned(value, None, ())
+        clean = _clean_value(value, None, ())
         parts += [text[pos:begin], text[begin:end] if clean == value else json.dumps(clean, ensure_ascii=False)]
         pos = end
     return "".join(parts) + text[pos:]
@@ -186,7 +186,7 @@ def clean_command(argv: Sequence[str]) -> list[str]:
 def clean_text(text: str) -> str:
     """Removes secrets. Paths become relative to the repository, ``~/...`` under the home folder, or else ``.../name``."""
     home = _home()
-    text = _ABSOLUTE_PATH.sub(lambda match: _clean_path(match.group(), home), hidden(text))
+    text = _ABSOLUTE_PATH.sub(lambda match: _clean_path(match.group(), home), without_secrets(text))
     # A relative path may still hold the home folder: ../../home/name/x.
     return without_home(text, home)
 
@@ -204,4 +204,4 @@ class CleanFormatter(logging.Formatter):
     """Formats log lines without secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return hidden(super().format(record))
+        return without_secrets(super().format(record))

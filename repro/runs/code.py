@@ -58,7 +58,7 @@ class Code:
     """Digest of each folder, file and declared input, by name."""
 
     @property
-    def in_no_file(self) -> tuple[str, ...]:
+    def fileless(self) -> tuple[str, ...]:
         """``module:NAME`` of classes that no file holds: we cannot tell later whether they are unchanged."""
         return tuple(name for name, digest in self.modules.items() if digest == IN_NO_FILE)
 
@@ -84,12 +84,12 @@ def code_of(family: str, modules: tuple[str, ...], plug_ins: tuple[str, ...] = (
     for entry in (*modules, *plug_ins):
         module, _, name = entry.partition(":")
         if module.partition(".")[0] in PACKAGES:
-            rooms.add(_room_of(module))
+            rooms.add(_folder_of(module))
         elif is_fileless(module):
             digests[entry] = IN_NO_FILE
         else:
-            digests |= _of_plug_in(module, name)
-    digests |= {room: _of_room(room) for room in rooms}
+            digests |= _plug_in_digests(module, name)
+    digests |= {room: _folder_digest(room) for room in rooms}
     ordered = dict(sorted(digests.items()))
     return Code(digest=_digest(f"{name} {digest}".encode() for name, digest in ordered.items()), modules=ordered)
 
@@ -104,7 +104,7 @@ def _digest(contents: Iterable[bytes]) -> str:
 # -- of this repository -------------------------------------------------------------------------------------
 
 
-def _room_of(module: str) -> str:
+def _folder_of(module: str) -> str:
     """The folder of a module, one level below a package of this repository, or below its families."""
     parts = module.split(".")
     depth = 3 if parts[:2] == ["repro", "families"] else 2
@@ -113,9 +113,9 @@ def _room_of(module: str) -> str:
 
 
 @cache
-def _of_room(room: str) -> str:
-    path = _HOME / room
-    if room.endswith("/*"):
+def _folder_digest(name: str) -> str:
+    path = _HOME / name
+    if name.endswith("/*"):
         files = [file for file in path.parent.iterdir() if file.is_file()]
     else:
         files = [path] if path.is_file() else list(files_below(path))
@@ -141,11 +141,11 @@ def without_comments(file: Path) -> bytes:
     """A file's content, without comments in Python and without comment lines in YAML."""
     content = file.read_bytes()
     if file.suffix == ".py":
-        return _COMMENT.sub(_kept, content).strip()
+        return _COMMENT.sub(_without_comment, content).strip()
     return _YAML_COMMENT.sub(b"", content) if file.suffix == ".yaml" else content
 
 
-def _kept(match: re.Match[bytes]) -> bytes:
+def _without_comment(match: re.Match[bytes]) -> bytes:
     if match[1] is not None:
         return match[1]
     return b"" if match[2] is None else b"\n"
@@ -154,7 +154,7 @@ def _kept(match: re.Match[bytes]) -> bytes:
 # -- of plug-ins --------------------------------------------------------------------------------------------
 
 
-def _of_plug_in(module: str, name: str) -> dict[str, str]:
+def _plug_in_digests(module: str, name: str) -> dict[str, str]:
     """Digests of the plug-in's folder, by its package's name, and of each of its ``reads``."""
     top = module.partition(".")[0]
     files = files_of_plug_in(top)
@@ -171,7 +171,7 @@ def _of_plug_in(module: str, name: str) -> dict[str, str]:
             continue
         if not isinstance(reads, list | tuple) or not all(isinstance(source, str) and source for source in reads):
             raise UserError(f"reads={reads!r} of {module}:{name} must be a list of files, folders and $VARIABLES")
-        digests |= {f"{top} reads {source}": _state(source, folder) for source in reads}
+        digests |= {f"{top} reads {source}": _source_digest(source, folder) for source in reads}
     return digests
 
 
@@ -200,13 +200,13 @@ def is_alone(top: str) -> bool:
     return spec is not None and spec.submodule_search_locations is None
 
 
-def _state(said: str, beside: Path) -> str:
+def _source_digest(source: str, folder: Path) -> str:
     """Digest of a file, of a folder with all its content, or of an environment variable."""
-    if said.startswith("$"):
-        value = os.environ.get(said[1:])
+    if source.startswith("$"):
+        value = os.environ.get(source[1:])
         # We do not digest secrets, because guesses could be tried against the digest.
-        return "not set" if value is None else "set" if is_secret(said[1:]) else _digest([value.encode()])
-    path = beside / os.path.expanduser(said)
+        return "not set" if value is None else "set" if is_secret(source[1:]) else _digest([value.encode()])
+    path = folder / os.path.expanduser(source)
     if path.is_dir():
         files = {str(file.relative_to(path)): file for file in files_below(path)}
         return _digest(part for name, file in files.items() for part in (name.encode(), file.read_bytes()))
@@ -238,7 +238,7 @@ def spec_of(top: str) -> ModuleSpec | None:
         return None if file is None else ModuleSpec(top, None, origin=str(file))
 
 
-def place(name: str) -> Path | None:
+def module_file(name: str) -> Path | None:
     """The file of a module, or None. We look on disk, because the import system would import the packages above it."""
     top, *rest = name.split(".")
     spec = spec_of(top)
@@ -265,12 +265,12 @@ def fault_of(cell: Cell, error: BaseException) -> BaseException:
     return RunError(f"{', '.join(plug_ins)} fails ({message}): correct it")
 
 
-def held_here(cell: Cell, *, elsewhere: bool) -> str | None:
-    """Says which thing that the cell names no other process can import, and why; None in most cases. With ``elsewhere``: no process on
+def why_unshareable(cell: Cell, *, is_remote: bool) -> str | None:
+    """Says which thing that the cell names no other process can import, and why; None in most cases. With ``is_remote``: no process on
     another machine."""
     for plug_in in plugged_in(cell).values():
         module, _, name = plug_in.partition(":")
-        if (reason := why_here(module, name, elsewhere=elsewhere)) is not None:
+        if (reason := why_not_importable(module, name, is_remote=is_remote)) is not None:
             return f"{plug_in!r} {reason}"
     return None
 
@@ -284,7 +284,7 @@ def plugged_in(cell: Cell) -> dict[str, str]:
         is_name = name.isidentifier() and all(part.isidentifier() for part in module.split("."))
         if not is_name or module.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
             continue
-        if is_fileless(module) or place(module):
+        if is_fileless(module) or module_file(module):
             plug_ins[f"{option}={value!r}"] = f"{module}:{name}"
     return plug_ins
 
@@ -297,14 +297,14 @@ def is_fileless(module: str) -> bool:
     return module in sys.modules and getattr(sys.modules[module], "__file__", None) is None
 
 
-def why_here(module: str, name: str, *, elsewhere: bool) -> str | None:
-    """Why no other process (with ``elsewhere``: none on another machine) can import it, as a clause that also says how to fix it."""
-    others = "machines" if elsewhere else "processes"
+def why_not_importable(module: str, name: str, *, is_remote: bool) -> str | None:
+    """Why no other process (with ``is_remote``: none on another machine) can import it, as a clause that also says how to fix it."""
+    others = "machines" if is_remote else "processes"
     if is_fileless(module):
         return f"is in no file, which other {others} could read: put it into one"
     if module != "__main__":
         return None
-    if elsewhere:
+    if is_remote:
         return "is in the script that is run, which is not what workers elsewhere run: put it into a module, and import that"
     if _is_guarded(name):
         return 'stands under if __name__ == "__main__":, which other processes leave out: put it above'
@@ -318,12 +318,12 @@ def _is_guarded(name: str) -> bool:
     except (OSError, SyntaxError, ValueError):
         return False
     guards = [node for node in tree.body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
-    within = {symbol for guard in guards for node in guard.body for symbol in _defined(node)}
-    outside = {symbol for node in tree.body if node not in guards for symbol in _defined(node)}
+    within = {symbol for guard in guards for node in guard.body for symbol in _defined_names(node)}
+    outside = {symbol for node in tree.body if node not in guards for symbol in _defined_names(node)}
     return name in within - outside
 
 
-def _defined(statement: ast.AST) -> Iterator[str]:
+def _defined_names(statement: ast.AST) -> Iterator[str]:
     """Names that a statement defines, with its nested ones: classes, functions, imports and assigned variables."""
     for node in ast.walk(statement):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):

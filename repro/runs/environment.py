@@ -51,16 +51,16 @@ def settle() -> None:
     is_late = False
     if not any(os.environ.get(name) for name in VARIABLES):
         is_late = "torch" in sys.modules
-        _set(VARIABLES[0], WITHOUT_AMX)
+        _set_variable(VARIABLES[0], WITHOUT_AMX)
     if not {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & os.environ.keys():
-        _set("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+        _set_variable("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     if "THP_MEM_ALLOC_ENABLE" not in os.environ:  # weights in pages of 2 MiB: a processor reads them a quarter faster
-        _set("THP_MEM_ALLOC_ENABLE", "1")
+        _set_variable("THP_MEM_ALLOC_ENABLE", "1")
     if _at_start is None:
         _at_start = limit(), is_late
 
 
-def _set(name: str, value: str) -> None:
+def _set_variable(name: str, value: str) -> None:
     """Sets a variable and lists it in ``SETTLED``, so that the servers of other projects start without it."""
     os.environ[name] = value
     os.environ[SETTLED] = ",".join(filter(None, (os.environ.get(SETTLED), name)))
@@ -119,10 +119,10 @@ def threads_set() -> int | None:
     if torch is None or not hasattr(torch, "get_num_threads"):
         return None
     threads = int(torch.get_num_threads())
-    return None if threads in _usual_threads() else threads
+    return None if threads in _default_threads() else threads
 
 
-def _usual_threads() -> set[int]:
+def _default_threads() -> set[int]:
     """The numbers of threads that torch may start with."""
     values = [os.environ.get(name, "").partition(",")[0].strip() for name in (_CONFIGURED, "MKL_NUM_THREADS")]
     counts = [int(value) for value in values if value.isdecimal()]
@@ -145,13 +145,13 @@ def _siblings(cpu: int) -> str:
 # -- whether it holds ---------------------------------------------------------------------------------------
 
 
-def check_settled() -> None:
+def check_instructions() -> None:
     """Refuses a measured run on the CPU if oneDNN may use other instructions than the environment says, because torch was imported before
     that was set."""
     setting = limit()
     if setting.upper() not in _SPELT:
         raise UserError(
-            f"{_name()}={setting!r} is no instruction set of oneDNN, which would take no notice of it: use one of "
+            f"{_variable_name()}={setting!r} is no instruction set of oneDNN, which would take no notice of it: use one of "
             f"{', '.join(_ORDER)} or DEFAULT"
         )
     if "torch" not in sys.modules or _at_start is None:
@@ -159,10 +159,10 @@ def check_settled() -> None:
     at_start, may_use_amx = _at_start
     if at_start != setting or (may_use_amx and "amx_tile" in processor_flags()):
         raise UserError(
-            f"{_name()}={setting} may have come too late: torch was imported in this process before it was set. Begin Python anew "
+            f"{_variable_name()}={setting} may have come too late: torch was imported in this process before it was set. Begin Python anew "
             f"and import repro before torch, or start Python with {VARIABLES[0]}={setting}"
         )
 
 
-def _name() -> str:
+def _variable_name() -> str:
     return next((name for name in VARIABLES if os.environ.get(name)), VARIABLES[0])

@@ -9,7 +9,7 @@ from engines.data import KINDS, installed
 from engines.errors import RunError
 from engines.knobs import knobs_of
 from repro.runs.cell import BASIS, COMPARISON, Cell
-from repro.runs.environment import check_settled
+from repro.runs.environment import check_instructions
 from repro.runs.family import Family, request_times
 from repro.runs.record import OnProgress, RunRecord
 from repro.runs.system import SYSTEMS, TUNE, Deployment, settings_of
@@ -64,7 +64,7 @@ class Experiment:
         """Raises UserError if this machine lacks something that the run needs, or if this process uses other instructions than its
         environment says."""
         if self.is_measured and self.device == "cpu":
-            check_settled()
+            check_instructions()
         self.deployment.check_machine()
 
     @property
@@ -95,7 +95,7 @@ class Experiment:
         return record.with_manifest(facts={**record.facts, **facts})
 
 
-def _with_places(cell: Cell) -> Cell:
+def _with_module_names(cell: Cell) -> Cell:
     """Replaces names that installed packages give to knob values by their ``module:NAME``. The run is the same, and is tied to their
     code."""
     places = {
@@ -121,17 +121,17 @@ def check_device(cell: Cell) -> None:
         check(cell.without(COMPARISON).without(TUNE))
 
 
-def prepare(cell: Cell, like: Experiment | None = None) -> Experiment:
-    """Resolve and check a cell. Every error that a user can cause is raised here, before any run. ``like`` is the experiment of a cell
+def prepare(cell: Cell, sibling: Experiment | None = None) -> Experiment:
+    """Resolve and check a cell. Every error that a user can cause is raised here, before any run. ``sibling`` is the experiment of a cell
     that differs only in its seed."""
     try:
-        cell = _with_places(cell)
+        cell = _with_module_names(cell)
         system = SYSTEMS.get(cell.system)
         if not isinstance(system.family, Family) or not isinstance(system.title, str):
             raise TypeError("its family is no Family, or its title no text")
         requested = cell.without(COMPARISON)
-        reseeded = getattr(system, "reseeded", None) if like is not None else None
-        reused = None if reseeded is None or like is None else reseeded(like.deployment, requested)
+        reseeded = getattr(system, "reseeded", None) if sibling is not None else None
+        reused = None if reseeded is None or sibling is None else reseeded(sibling.deployment, requested)
         if reused is not None:
             deployment, workload = reused
         elif requested.knob_values.get(TUNE) is None:
@@ -160,11 +160,11 @@ def prepare_all(
     ordered = watched([cells[place] for place in order])
     firsts: dict[Cell, Experiment] = {}
 
-    def prepared(cell: Cell) -> Experiment:
+    def prepare_one(cell: Cell) -> Experiment:
         seedless = cell.with_seed(0)
         experiment = prepare(cell, firsts.get(seedless))
         firsts.setdefault(seedless, experiment)
         return experiment
 
-    experiments = dict(zip(order, map(prepared, ordered), strict=True))
+    experiments = dict(zip(order, map(prepare_one, ordered), strict=True))
     return [experiments[place] for place in range(len(cells))]

@@ -67,7 +67,7 @@ def status_counts(record: RunRecord) -> dict[str, int]:
 def request_times(record: RunRecord, name: str) -> Floats:
     """One value for each ok request that has the stamp, in table order. ``name`` is a key of ``REQUEST_TIMES``."""
     times = (column(record, REQUEST_TIMES[name]) - column(record, "arrival_s"))[is_ok(record)]
-    return known(times)
+    return without_nan(times)
 
 
 def window_s(record: RunRecord) -> float | None:
@@ -79,10 +79,10 @@ def window_s(record: RunRecord) -> float | None:
     return span if span > 0 else None
 
 
-def served_per_second(record: RunRecord, summed: str | None = None) -> float | None:
+def served_per_second(record: RunRecord, sum_column: str | None = None) -> float | None:
     """Ok requests per second, or the sum of a column of whole numbers over them, per second."""
     ok = is_ok(record)
-    amount = int(ok.sum()) if summed is None else int(column(record, summed)[ok].sum())
+    amount = int(ok.sum()) if sum_column is None else int(column(record, sum_column)[ok].sum())
     seconds = window_s(record)
     return None if seconds is None else amount / seconds
 
@@ -133,13 +133,13 @@ def goodput(record: RunRecord) -> dict[str, Any]:
             require(0 < limit < math.inf, f"slo {name!r} has {time}={limit!r}: a limit must be positive seconds")
             # A missing stamp is NaN, and a comparison with NaN is False.
             good = good & (column(record, REQUEST_TIMES[time]) - arrival <= limit)
-        by_slo[name] = {"limits": dict(sorted(limits.items())), **told_of_good(record, good)}
+        by_slo[name] = {"limits": dict(sorted(limits.items())), **goodput_facts(record, good)}
     return by_slo
 
 
-def told_of_good(record: RunRecord, good: Mask) -> dict[str, Any]:
+def goodput_facts(record: RunRecord, is_good: Mask) -> dict[str, Any]:
     """The number of good requests, their rate per second, and their share of all requests."""
-    num_good, n, seconds = int(good.sum()), good.size, window_s(record)
+    num_good, n, seconds = int(is_good.sum()), is_good.size, window_s(record)
     return {
         "num_good": num_good,
         "requests_s": None if seconds is None else num_good / seconds,
@@ -150,7 +150,7 @@ def told_of_good(record: RunRecord, good: Mask) -> dict[str, Any]:
 def column(record: RunRecord, name: str, table: str = REQUESTS) -> Floats:
     """A column as an array, with NaN for null. It is made once, and is read-only."""
     if (table, name) not in record.derived:
-        record.derived[table, name] = _shared(np.asarray(record.tables[table][name], dtype=np.float64))
+        record.derived[table, name] = _read_only(np.asarray(record.tables[table][name], dtype=np.float64))
     array: Floats = record.derived[table, name]
     return array
 
@@ -160,18 +160,18 @@ def mask(record: RunRecord, name: str, value: object = True) -> Mask:
     if (REQUESTS, name, value) not in record.derived:
         values = record.requests[name]
         is_value = values.where(value) if hasattr(values, "where") else [entry == value for entry in values]
-        record.derived[REQUESTS, name, value] = _shared(np.asarray(is_value, dtype=np.bool_))
+        record.derived[REQUESTS, name, value] = _read_only(np.asarray(is_value, dtype=np.bool_))
     matches: Mask = record.derived[REQUESTS, name, value]
     return matches
 
 
-def _shared(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     view = array.view()
     view.flags.writeable = False
     return view
 
 
-def known(values: Floats) -> Floats:
+def without_nan(values: Floats) -> Floats:
     return values[~np.isnan(values)]
 
 
@@ -186,7 +186,7 @@ METRICS = metrics_in(
     {
         "num_requests": status_counts,
         "window_s": window_s,
-        "throughput_tok_s": partial(served_per_second, summed="output_len"),
+        "throughput_tok_s": partial(served_per_second, sum_column="output_len"),
         "request_throughput": served_per_second,
         **{name: lambda record, name=name: distribution(request_times(record, name)) for name in REQUEST_TIMES},
         "goodput": goodput,
@@ -367,11 +367,11 @@ class Family:
         return Validity(valid=not reasons, reasons=reasons)
 
 
-def family_in(folder: Path, name: str, functions: Mapping[str, Any], **more: Any) -> Family:
+def family_in(folder: Path, name: str, functions: Mapping[str, Any], **others: Any) -> Family:
     """Return a family whose columns, metrics and summary columns are listed in the CSV files of a folder.
 
-    ``functions`` compute the metrics of their names. ``more`` are fields of ``Family`` that no file holds. Raises ValueError for a row that
-    gives no valid metric or column.
+    ``functions`` compute the metrics of their names. ``others`` are fields of ``Family`` that no file holds. Raises ValueError for a row
+    that gives no valid metric or column.
     """
     columns = columns_in(folder / "columns.csv", name)
     return Family(
@@ -380,7 +380,7 @@ def family_in(folder: Path, name: str, functions: Mapping[str, Any], **more: Any
         tables=columns,
         metrics=metrics_in(folder / "metrics.csv", name, functions),
         shown=summary_in(folder / "summary.csv", name),
-        **more,
+        **others,
     )
 
 

@@ -135,7 +135,7 @@ async def drive_http(
         try:
             for conversation in ordered:
                 await driver.sleep_until(conversation.arrival_s)
-                tasks.add(asyncio.create_task(driver.hold(conversation)))
+                tasks.add(asyncio.create_task(driver.converse(conversation)))
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
@@ -168,7 +168,7 @@ class _Driver:
         while (left := time_s - self.now()) > 0:
             await asyncio.sleep(left)
 
-    async def hold(self, conversation: Conversation) -> None:
+    async def converse(self, conversation: Conversation) -> None:
         """Runs all turns of one conversation."""
         due_s = conversation.arrival_s
         replies: list[Reply] = []

@@ -21,11 +21,11 @@ from typing import Annotated, Any, Protocol
 from engines.errors import UserError
 from engines.knobs import Range
 from engines.machine import held, usable_cores
-from repro.runs.code import held_here
+from repro.runs.code import why_unshareable
 from repro.runs.experiment import Experiment
 from repro.runs.provenance import GitState, Timing, collect, utc_now
 from repro.runs.record import OnProgress, RunRecord
-from repro.runs.runner import Assignment, Hooks, WorkerLost, by_repeats, run_by_workers
+from repro.runs.runner import Assignment, Hooks, WorkerLost, group_repeats, run_by_workers
 from repro.runs.sitting import Sitting, UnitLocks
 from repro.runs.store import Packed, pack
 
@@ -174,7 +174,7 @@ class LocalPool:
 
     def simulate(self, experiments: Sequence[Experiment], jobs: int | None, packing: Packing, hooks: Hooks) -> None:
         """Starts other processes only if there are enough runs to gain by it."""
-        obstacle = first_held_here(experiments, elsewhere=False)
+        obstacle = first_unshareable(experiments, is_remote=False)
         if obstacle is not None and (jobs or 1) > 1:
             raise UserError(f"jobs={jobs}: {obstacle}, or give jobs=1")
         jobs = 1 if obstacle is not None else jobs
@@ -183,7 +183,7 @@ class LocalPool:
             run_here(experiments, packing.make, hooks)
             return
         _leave_unguarded_script()
-        run_by_workers(Assignment(by_repeats(experiments)), [partial(local_process, packing)] * num, hooks)
+        run_by_workers(Assignment(group_repeats(experiments)), [partial(local_process, packing)] * num, hooks)
 
     def measure(
         self, experiments: Sequence[Experiment], sitting: Sitting, packing: Packing, locks: UnitLocks, hooks: Hooks
@@ -193,9 +193,9 @@ class LocalPool:
             run_here(locked, partial(packing.make, sitting=sitting), hooks)
 
 
-def first_held_here(experiments: Iterable[Experiment], *, elsewhere: bool) -> str | None:
-    """The first thing in these runs that no other process (with ``elsewhere``: none on another machine) can import, and why."""
-    obstacles = (held_here(experiment.cell, elsewhere=elsewhere) for experiment in experiments)
+def first_unshareable(experiments: Iterable[Experiment], *, is_remote: bool) -> str | None:
+    """The first thing in these runs that no other process (with ``is_remote``: none on another machine) can import, and why."""
+    obstacles = (why_unshareable(experiment.cell, is_remote=is_remote) for experiment in experiments)
     return next((obstacle for obstacle in obstacles if obstacle is not None), None)
 
 
@@ -232,7 +232,7 @@ class _Process:
         self._packing = packing
         old_pids = {child.pid for child in multiprocessing.active_children()}
         with held():  # the first task starts the process
-            self._begun = pool.submit(_begin)
+            self._begun = pool.submit(_do_nothing)
         self._children = [child for child in multiprocessing.active_children() if child.pid not in old_pids]
         self._pickled: dict[int, bytes] = {}
         """Pickled workloads by ``id``, because comparing workloads would take longer than it saves."""
@@ -245,13 +245,13 @@ class _Process:
             return self._begun
         stripped = replace(experiment, workload=None)
         try:
-            return self._pool.submit(_make, self._packing, stripped, self._sent(experiment.workload))
+            return self._pool.submit(_make, self._packing, stripped, self._pickled_workload(experiment.workload))
         except BrokenProcessPool as error:
             broken: Future[Any] = Future()
             broken.set_exception(error)
             return broken
 
-    def _sent(self, workload: object) -> bytes:
+    def _pickled_workload(self, workload: object) -> bytes:
         if id(workload) not in self._pickled:
             if len(self._pickled) == KEPT_WORKLOADS:
                 self._pickled.clear()
@@ -273,7 +273,7 @@ class _Process:
             raise WorkerLost(LOST) from error
 
 
-def _begin() -> None:
+def _do_nothing() -> None:
     """Does nothing; it returns once the process runs."""
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from repro.runs.cell import Cell
-from repro.runs.clean import hidden
+from repro.runs.clean import without_secrets
 from repro.runs.experiment import Experiment
 from repro.runs.record import DriveProgress
 from repro.runs.runner import OnStep
@@ -72,14 +72,14 @@ def sweep_progress(num_total: int, console: "Console | None" = None) -> Iterator
         task = progress.add_task(label, total=num_total, start=False)
         drawn_at, num_closed = 0.0, 0
 
-        def described(text: str) -> str:
+        def with_label(text: str) -> str:
             return f"{label}, {text}" if label else text
 
         def draw(event: CellEvent) -> None:
             nonlocal num_closed
             num_closed = event.num_closed
             is_started = event.kind == "started" and event.cell is not None
-            description = described(_short(event.cell)) if is_started and event.cell is not None else None
+            description = with_label(_short_name(event.cell)) if is_started and event.cell is not None else None
             if is_started and not progress.tasks[0].started:
                 progress.reset(task, completed=event.num_closed)
             progress.update(task, completed=event.num_closed, description=description)
@@ -87,7 +87,7 @@ def sweep_progress(num_total: int, console: "Console | None" = None) -> Iterator
             is_shown = event.kind != "reused" or logger.isEnabledFor(logging.INFO)
             if event.kind in ("reused", "failed", "interrupted") and is_shown:
                 # Plain text: an error message may hold brackets.
-                progress.console.print(Text(_line(event)))
+                progress.console.print(Text(_event_text(event)))
 
         def draw_step(experiment: Experiment, done: DriveProgress) -> None:
             nonlocal drawn_at
@@ -96,7 +96,7 @@ def sweep_progress(num_total: int, console: "Console | None" = None) -> Iterator
                 return
             drawn_at = now
             share = done.num_closed / max(done.num_total, 1)
-            description = described(f"{_short(experiment.cell)}: {done.num_closed} of {done.num_total} requests")
+            description = with_label(f"{_short_name(experiment.cell)}: {done.num_closed} of {done.num_total} requests")
             progress.update(task, completed=num_closed + share, description=description)
 
         yield SweepProgress(on_event=draw, on_step=draw_step)
@@ -124,7 +124,7 @@ def bars(console: "Console", *, is_counted: bool = True, pace_over_s: float = 30
     return Progress(*columns, console=console, transient=True, expand=is_counted, speed_estimate_period=pace_over_s)
 
 
-def _short(cell: Cell) -> str:
+def _short_name(cell: Cell) -> str:
     """A name of the cell that fits beside a bar on a narrow terminal."""
     rate = "" if cell.rate is None else f" at {cell.rate:g}/s"
     return f"{cell.system.partition(':')[2] or cell.system}, {cell.dataset}{rate}"
@@ -133,11 +133,11 @@ def _short(cell: Cell) -> str:
 def _log_event(event: CellEvent) -> None:
     level = {"failed": logging.ERROR, "interrupted": logging.WARNING}.get(event.kind, logging.INFO)
     if logger.isEnabledFor(level):
-        logger.log(level, "%s", _line(event))
+        logger.log(level, "%s", _event_text(event))
 
 
-def _line(event: CellEvent) -> str:
+def _event_text(event: CellEvent) -> str:
     name = "" if event.cell is None else f"{event.kind} {event.cell.folder_name}: "
     line = f"[{event.num_closed}/{event.num_total}] {name}{event.message}"
     # A message may hold text from a server or a file.
-    return "".join(c if c.isprintable() else "?" for c in " ".join(hidden(line).split()))
+    return "".join(c if c.isprintable() else "?" for c in " ".join(without_secrets(line).split()))

@@ -116,7 +116,7 @@ _TOLD_LATELY = ("instructions", "torch_threads", "environment")
 """Facts that older stored runs may lack. A missing fact is unknown and counts as equal."""
 
 
-def unlike(machines: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+def differing_facts(machines: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Return how machines differ: the values, as text, of each fact that is not the same on all. For the environment, the values of each
     variable that differs."""
     differences: dict[str, list[str]] = {}

@@ -30,9 +30,9 @@ from repro.runs.clean import is_secret
 from repro.runs.code import PACKAGES, files_of_plug_in, is_alone
 from repro.runs.environment import is_numeric
 from repro.runs.experiment import Experiment
-from repro.runs.pool import Packing, first_held_here, run_here
+from repro.runs.pool import Packing, first_unshareable, run_here
 from repro.runs.provenance import machine_identity
-from repro.runs.runner import PATIENCE_S, Assignment, Hooks, WorkerLost, by_repeats, run_by_workers
+from repro.runs.runner import PATIENCE_S, Assignment, Hooks, WorkerLost, group_repeats, run_by_workers
 from repro.runs.sitting import Sitting, UnitLocks
 from repro.runs.store import Packed
 
@@ -63,14 +63,14 @@ def connected(address: str | None, experiments: Iterable[Experiment]) -> Iterato
     Workers import a copy of the experiments' code as it is now."""
     with ExitStack() as stack:
         code = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="repro-code-")))
-        gather(experiments, code)
+        copy_code(experiments, code)
         # In a job with its own runtime environment, ours must win.
         settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
         if address is None:
             # Nobody else may submit work: it listens only on the loopback device, and asks for a token that is in no file.
             settings |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
         stack.enter_context(_environment(settings))
-        options = {} if address is not None else _started_here(stack)
+        options = {} if address is not None else _local_options(stack)
         import ray
 
         if ray.is_initialized():
@@ -80,7 +80,7 @@ def connected(address: str | None, experiments: Iterable[Experiment]) -> Iterato
         try:
             ray.init(
                 address=address or "local",
-                runtime_env={"working_dir": str(code), "env_vars": passed_on(os.environ)},
+                runtime_env={"working_dir": str(code), "env_vars": ray_env(os.environ)},
                 log_to_driver=False,
                 logging_level="CRITICAL",
                 **options,
@@ -101,7 +101,7 @@ def connected(address: str | None, experiments: Iterable[Experiment]) -> Iterato
         yield ray
 
 
-def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
+def ray_env(environment: Mapping[str, str]) -> dict[str, str]:
     """Environment variables for workers: REPRO_* and those that decide numbers. Secrets are left out, because Ray shows variables to anyone
     who can see the cluster. LD_PRELOAD is left out, because each machine has its own. Folders become absolute, because workers have another
     working directory."""
@@ -121,7 +121,7 @@ def _token() -> str:
     return secrets.token_hex(32)
 
 
-def _started_here(stack: ExitStack) -> dict[str, Any]:
+def _local_options(stack: ExitStack) -> dict[str, Any]:
     # Not below TMPDIR, because socket paths must be short.
     folder = tempfile.mkdtemp(prefix="repro-ray-", dir="/tmp" if sys.platform != "win32" else None)
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -154,7 +154,7 @@ def _first_line(error: BaseException) -> str:
 # -- its workers' code -----------------------------------------------------------------------------------
 
 
-def gather(experiments: Iterable[Experiment], folder: Path) -> None:
+def copy_code(experiments: Iterable[Experiment], folder: Path) -> None:
     """Fill ``folder``, which comes first in a worker's ``sys.path``. It gets the packages that decide numbers and their data, laid out like
     a wheel (repro/paths.py), and the files of the experiments' plug-ins."""
     for package in sorted(PACKAGES):
@@ -188,7 +188,7 @@ class Node:
         return f"node {self.address} ({self.machine})"
 
 
-def nodes_of(told: Sequence[Mapping[str, Any]]) -> list[Node]:
+def nodes_of(node_facts: Sequence[Mapping[str, Any]]) -> list[Node]:
     """The nodes from ``ray.nodes()`` that are alive."""
     return [
         Node(
@@ -198,7 +198,7 @@ def nodes_of(told: Sequence[Mapping[str, Any]]) -> list[Node]:
             num_gpus=node["Resources"].get("GPU", 0.0),
             address=node.get("NodeManagerAddress", ""),
         )
-        for node in told
+        for node in node_facts
         if node["Alive"]
     ]
 
@@ -210,7 +210,7 @@ def died(nodes: Sequence[Node], alive: Sequence[Node]) -> str | None:
     return f"{' and '.join(names)} died" if names else None
 
 
-def measuring(nodes: Sequence[Node], num_gpus: int) -> Node:
+def pick_node(nodes: Sequence[Node], num_gpus: int) -> Node:
     """The node to measure runs on: the first by name that is alone on its machine and has the GPUs that the runs need."""
     sharing = Counter(node.machine for node in nodes)
     suitable = [node for node in nodes if node.num_cpus >= 1 and node.num_gpus >= num_gpus]
@@ -294,13 +294,13 @@ def refusal(pickled: Sequence[bytes]) -> str | None:
     return None
 
 
-def _sendable(error: Exception, where: str) -> Exception:
+def _sendable(error: Exception, node: str) -> Exception:
     """The error, with its traceback as a note, if it survives pickling; else a RunError with its message."""
-    error.add_note(f"on {where}:\n{traceback.format_exc()}")
+    error.add_note(f"on {node}:\n{traceback.format_exc()}")
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RunError(f"{type(error).__name__}: {error} (on {where})")
+        return RunError(f"{type(error).__name__}: {error} (on {node})")
     return error
 
 
@@ -344,7 +344,7 @@ class RayPool:
         check_movable(measured)
         _check_importable(experiments)
         self._connect(experiments)
-        node = self._node(_most_gpus(measured))
+        node = self._pick_node(_most_gpus(measured))
         return [
             replace(experiment, place=self._machine(node, experiment)) if experiment.is_measured else experiment
             for experiment in experiments
@@ -361,7 +361,9 @@ class RayPool:
                 experiment.check_machine()
         if measured:
             num_gpus = _most_gpus(measured)
-            reason = self._ask(self._node(num_gpus), refusal, list(map(self._pickled, measured)), num_gpus=num_gpus)
+            reason = self._call_on(
+                self._pick_node(num_gpus), refusal, list(map(self._pickled, measured)), num_gpus=num_gpus
+            )
             if reason is not None:
                 raise UserError(reason)
 
@@ -373,7 +375,7 @@ class RayPool:
         options = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
         nodes = [node for node in self._nodes() if node.num_cpus >= 1]
         start = partial(self._worker, options, packing, nodes, is_measuring=False)
-        run_by_workers(Assignment(by_repeats(experiments)), [start] * num, hooks)
+        run_by_workers(Assignment(group_repeats(experiments)), [start] * num, hooks)
 
     def measure(
         self, experiments: Sequence[Experiment], sitting: Sitting, packing: Packing, locks: UnitLocks, hooks: Hooks
@@ -381,11 +383,11 @@ class RayPool:
         """Makes measured runs with one worker, which is a sitting of its own."""
         self._connect(experiments)
         num_gpus = _most_gpus(experiments)
-        node = self._node(num_gpus)
-        options = self._on(node, num_cpus=node.num_cpus, num_gpus=num_gpus)
+        node = self._pick_node(num_gpus)
+        options = self._options_on(node, num_cpus=node.num_cpus, num_gpus=num_gpus)
         with self._worker(options, packing, [node], is_measuring=True) as worker:
             # Wait for the node before locking a unit: otherwise two sweeps could wait for each other.
-            worker.result(self._answered(worker.submit(None), node))
+            worker.result(self._wait_for(worker.submit(None), node))
             with closing(locks.one_by_one(experiments)) as locked:
                 run_here(locked, lambda experiment, _: worker.result(worker.submit(experiment)), hooks)
 
@@ -398,10 +400,10 @@ class RayPool:
     def _nodes(self) -> list[Node]:
         return nodes_of(self._ray.nodes())
 
-    def _node(self, num_gpus: int) -> Node:
+    def _pick_node(self, num_gpus: int) -> Node:
         """The node to measure runs on; the same one as long as it has enough GPUs."""
         if self._measuring is None or self._measuring.num_gpus < num_gpus:
-            self._measuring = measuring(self._nodes(), num_gpus)
+            self._measuring = pick_node(self._nodes(), num_gpus)
         return self._measuring
 
     def _machine(self, node: Node, experiment: Experiment) -> Mapping[str, Any]:
@@ -409,15 +411,15 @@ class RayPool:
         if (node, device) not in self._machines:
             # A small share of a GPU is enough to ask for its name.
             num_gpus = min(experiment.num_gpus, 0.01)
-            self._machines[node, device] = self._ask(node, machine_identity, device, num_gpus=num_gpus)
+            self._machines[node, device] = self._call_on(node, machine_identity, device, num_gpus=num_gpus)
         return self._machines[node, device]
 
-    def _ask(self, node: Node, question: Callable[..., Any], *given: object, num_gpus: float) -> Any:
+    def _call_on(self, node: Node, function: Callable[..., Any], *arguments: object, num_gpus: float) -> Any:
         """Calls a function on the node and returns its result. It reserves no CPU."""
-        task = self._ray.remote(question).options(**self._on(node, num_cpus=0, num_gpus=num_gpus))
-        return _result(self._answered(task.remote(*given).future(), node), node.name)
+        task = self._ray.remote(function).options(**self._options_on(node, num_cpus=0, num_gpus=num_gpus))
+        return _result(self._wait_for(task.remote(*arguments).future(), node), node.name)
 
-    def _answered(self, future: Future[Any], node: Node) -> Future[Any]:
+    def _wait_for(self, future: Future[Any], node: Node) -> Future[Any]:
         """Waits until the node has answered, and returns the finished future."""
         while wait([future], timeout=PATIENCE_S).not_done:
             if (death := died([node], self._nodes())) is not None:
@@ -425,7 +427,7 @@ class RayPool:
             logger.warning("waiting for %s: what is asked of it is not free", node.name)
         return future
 
-    def _on(self, node: Node, *, num_cpus: float, num_gpus: float) -> dict[str, Any]:
+    def _options_on(self, node: Node, *, num_cpus: float, num_gpus: float) -> dict[str, Any]:
         """Ray options that pin a task or actor to this node."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -461,7 +463,7 @@ class RayPool:
 
 
 def _check_importable(experiments: Sequence[Experiment]) -> None:
-    obstacle = first_held_here(experiments, elsewhere=True)
+    obstacle = first_unshareable(experiments, is_remote=True)
     require(obstacle is None, f"pool='ray': {obstacle}")
 
 
@@ -490,7 +492,7 @@ class _Actor:
         return outcome
 
 
-def _result(future: Future[Any], where: str) -> Any:
+def _result(future: Future[Any], node: str) -> Any:
     import ray
 
     try:
@@ -498,7 +500,7 @@ def _result(future: Future[Any], where: str) -> Any:
     except ray.exceptions.RayTaskError:
         raise
     except ray.exceptions.RayError as error:
-        raise WorkerLost(f"the worker on {where} was lost ({type(error).__name__})") from error
+        raise WorkerLost(f"the worker on {node} was lost ({type(error).__name__})") from error
 
 
 def _most_gpus(experiments: Sequence[Experiment]) -> int:

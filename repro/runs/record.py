@@ -32,7 +32,7 @@ class Column(NamedTuple):
 
 
 @cache
-def _read(path: Path) -> tuple[dict[str, str], ...]:
+def _read_rows(path: Path) -> tuple[dict[str, str], ...]:
     with path.open(newline="", encoding="utf-8") as file:
         rows = tuple(csv.DictReader(file))
     for row in rows:
@@ -43,7 +43,7 @@ def _read(path: Path) -> tuple[dict[str, str], ...]:
 
 def rows_in(path: Path, family: str) -> Iterator[dict[str, str]]:
     """The rows of one family in a CSV file that describes what its runs record."""
-    return (row for row in _read(path) if row["family"] == family)
+    return (row for row in _read_rows(path) if row["family"] == family)
 
 
 def is_marked(row: Mapping[str, str], mark: str) -> bool:

@@ -60,7 +60,7 @@ class Assignment:
         return is_given_up
 
 
-def by_repeats(experiments: Iterable[Experiment]) -> list[list[Experiment]]:
+def group_repeats(experiments: Iterable[Experiment]) -> list[list[Experiment]]:
     """Groups the repeats of a cell, which differ only in their seeds and so in their requests. The process of a group reuses what a
     deployment finds out before it runs (AMPD's search simulates a dozen runs)."""
     groups: dict[Hashable, list[Experiment]] = {}
@@ -137,15 +137,15 @@ class _Crew:
 
     def work(self) -> None:
         for place in range(len(self._starts)):
-            self._engage(place)
+            self._start_worker(place)
         while self._is_making or (self._assignment.is_left and self._error is None):
             done, _ = wait(self._in_hand, timeout=PATIENCE_S, return_when=FIRST_COMPLETED)
             for future in [each for each in self._in_hand if each in done]:
-                self._take_up(*self._in_hand.pop(future), future)
+                self._finish_run(*self._in_hand.pop(future), future)
             for place in sorted(self._idle):
-                self._hand_over(place)
+                self._start_run(place)
             if not done:
-                self._look()
+                self._check_starting()
         if self._error is not None:
             raise self._error
 
@@ -153,72 +153,72 @@ class _Crew:
     def _is_making(self) -> bool:
         return any(experiment is not None for _, experiment in self._in_hand.values())
 
-    def _engage(self, place: int) -> None:
+    def _start_worker(self, index: int) -> None:
         stack = self._stack.enter_context(ExitStack())
-        worker = stack.enter_context(self._starts[place]())
-        self._workers[place] = worker, stack
-        self._in_hand[worker.submit(None)] = place, None
+        worker = stack.enter_context(self._starts[index]())
+        self._workers[index] = worker, stack
+        self._in_hand[worker.submit(None)] = index, None
 
-    def _hand_over(self, place: int) -> None:
-        experiment = None if self._error is not None else self._assignment.take(place)
+    def _start_run(self, index: int) -> None:
+        experiment = None if self._error is not None else self._assignment.take(index)
         if experiment is None:
-            self._idle.add(place)
+            self._idle.add(index)
             return
-        self._idle.discard(place)
+        self._idle.discard(index)
         self._hooks.on_start(experiment)
-        self._in_hand[self._workers[place][0].submit(experiment)] = place, experiment
+        self._in_hand[self._workers[index][0].submit(experiment)] = index, experiment
 
-    def _take_up(self, place: int, experiment: Experiment | None, future: Future[Any]) -> None:
-        worker, _ = self._workers[place]
+    def _finish_run(self, index: int, experiment: Experiment | None, future: Future[Any]) -> None:
+        worker, _ = self._workers[index]
         try:
             packed = worker.result(future)
         except WorkerLost as error:
             if experiment is None:
-                self._retire(place, worker.hopeless() or str(error))
+                self._drop_worker(index, worker.hopeless() or str(error))
             else:
-                self._replace(place, experiment, error)
+                self._replace(index, experiment, error)
         except Exception as error:
             if experiment is None:
                 raise
-            self._failed(experiment, error)
-            self._hand_over(place)
+            self._report(experiment, error)
+            self._start_run(index)
         else:
             # The worker begins its next run while this one is stored.
-            self._hand_over(place)
+            self._start_run(index)
             if experiment is not None:
-                self._stored(experiment, packed)
+                self._store(experiment, packed)
 
-    def _stored(self, experiment: Experiment, packed: Packed) -> None:
+    def _store(self, experiment: Experiment, packed: Packed) -> None:
         try:
             self._hooks.on_done(experiment, packed)
         except Exception as error:
-            self._failed(experiment, error)
+            self._report(experiment, error)
 
-    def _failed(self, experiment: Experiment, error: Exception) -> None:
+    def _report(self, experiment: Experiment, error: Exception) -> None:
         try:
             self._hooks.on_error(experiment, error)
         except Exception as ending:
             self._error = self._error or ending
 
-    def _replace(self, place: int, experiment: Experiment, error: WorkerLost) -> None:
-        self._workers.pop(place)[1].close()
-        if self._assignment.lost(place, experiment):
-            self._failed(experiment, WorkerLost(f"{error}; it was tried {MOST_LOSSES} times"))
+    def _replace(self, index: int, experiment: Experiment, error: WorkerLost) -> None:
+        self._workers.pop(index)[1].close()
+        if self._assignment.lost(index, experiment):
+            self._report(experiment, WorkerLost(f"{error}; it was tried {MOST_LOSSES} times"))
         if self._assignment.is_left and self._error is None:
             logger.warning("%s while it made %s, which is made again", error, experiment.cell.folder_name)
-            self._engage(place)
+            self._start_worker(index)
 
-    def _look(self) -> None:
+    def _check_starting(self) -> None:
         """Called after ``PATIENCE_S`` without news from any worker."""
         for future, (place, experiment) in list(self._in_hand.items()):
             if experiment is None and (reason := self._workers[place][0].hopeless()) is not None:
                 del self._in_hand[future]
-                self._retire(place, reason)
+                self._drop_worker(place, reason)
         if not self._is_making:
             logger.warning("waiting for the first of %d workers: what they need is not free", len(self._starts))
 
-    def _retire(self, place: int, reason: str) -> None:
-        self._workers.pop(place)[1].close()
+    def _drop_worker(self, index: int, reason: str) -> None:
+        self._workers.pop(index)[1].close()
         if not self._workers:
             raise RunError(f"{reason}: nothing is left to make the other runs, run the command again")
         logger.warning("%s; its runs are made elsewhere", reason)

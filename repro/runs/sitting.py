@@ -75,10 +75,10 @@ def calibration_loop() -> float:
     """Seconds of a fixed number of matrix products on all cores, about 10 ms. We take the least of a few loops, so a moment's disturbance
     does not count. We first sleep until the threads of the last run, which spin for a while, come to rest."""
     time.sleep(_REST_S)
-    return min(_products() for _ in range(_LOOPS))
+    return min(_products_s() for _ in range(_LOOPS))
 
 
-def _products() -> float:
+def _products_s() -> float:
     left, right, out = _matrices()
     start_s = time.perf_counter()
     for _ in range(_LOOP_REPEATS):
@@ -113,7 +113,7 @@ def name_of(unit: Sequence[Experiment]) -> str:
     return file_name("_".join(map(str, key)))
 
 
-def units(experiments: Iterable[Experiment]) -> dict[Unit, list[Experiment]]:
+def runs_by_unit(experiments: Iterable[Experiment]) -> dict[Unit, list[Experiment]]:
     by_unit: dict[Unit, list[Experiment]] = {}
     for experiment in experiments:
         if (unit := unit_of(experiment)) is not None:
@@ -121,7 +121,7 @@ def units(experiments: Iterable[Experiment]) -> dict[Unit, list[Experiment]]:
     return by_unit
 
 
-def broken(unit: Sequence[Experiment], stored: Mapping[str, StoredRun]) -> str | None:
+def why_incomplete(unit: Sequence[Experiment], stored: Mapping[str, StoredRun]) -> str | None:
     """Why the whole unit must be made again; None if it is complete, or if no part of it is stored."""
     runs = [stored[experiment.cell.key] for experiment in unit if experiment.cell.key in stored]
     if not runs:
@@ -139,11 +139,11 @@ def interleaved(experiments: Sequence[Experiment]) -> list[Experiment]:
     order = {unit: index for index, unit in enumerate(dict.fromkeys(map(unit_of, experiments)))}
     loads: dict[Hashable, int] = {}
     for experiment in experiments:
-        loads.setdefault(_load(experiment), len(loads))
+        loads.setdefault(_load_of(experiment), len(loads))
     grouped: dict[tuple[int, int], list[Experiment]] = {}
     for experiment in experiments:
         unit = unit_of(experiment)
-        load = -1 if unit is None else loads[_load(experiment)]
+        load = -1 if unit is None else loads[_load_of(experiment)]
         grouped.setdefault((order[unit], load), []).append(experiment)
     result: list[Experiment] = []
     for (_, load), runs in sorted(grouped.items()):
@@ -152,7 +152,7 @@ def interleaved(experiments: Sequence[Experiment]) -> list[Experiment]:
     return result
 
 
-def together(experiments: Iterable[Experiment]) -> list[list[Experiment]]:
+def group_by_unit(experiments: Iterable[Experiment]) -> list[list[Experiment]]:
     """Groups neighbouring runs of the same unit; a run without a unit is a group of its own."""
     groups: list[list[Experiment]] = []
     for unit, neighbours in groupby(experiments, unit_of):
@@ -161,7 +161,7 @@ def together(experiments: Iterable[Experiment]) -> list[list[Experiment]]:
     return groups
 
 
-def _load(experiment: Experiment) -> Hashable:
+def _load_of(experiment: Experiment) -> Hashable:
     return (experiment.cell.dataset, experiment.cell.rate)
 
 
@@ -178,48 +178,48 @@ OnReused = Callable[[Experiment, StoredRun], None]
 
 
 class UnitLocks:
-    """Locks units so that no other sweep makes them at the same time. ``seen`` tells how each cell was stored when the sweep looked.
+    """Locks units so that no other sweep makes them at the same time. ``versions`` tells how each cell was stored when the sweep looked.
     ``on_reused`` is called for runs that another sweep has made since."""
 
-    def __init__(self, store: Store, seen: Mapping[str, tuple[int, int] | None], on_reused: OnReused) -> None:
+    def __init__(self, store: Store, versions: Mapping[str, tuple[int, int] | None], on_reused: OnReused) -> None:
         self._store = store
-        self._seen = seen
+        self._seen = versions
         self._on_reused = on_reused
 
     def lock(self, unit: Sequence[Experiment], *, wait: bool = False) -> ExitStack | None:
         """Lock a unit; returns what unlocks it, or None if another sweep has it. ``wait`` waits for that sweep. Do not wait while holding
         units: the other sweep may be waiting for them."""
-        return locked(self._store.root / LOCKS / f"{name_of(unit)}.lock", wait=wait)
+        return lock_file(self._store.root / LOCKS / f"{name_of(unit)}.lock", wait=wait)
 
     def one_by_one(self, experiments: Sequence[Experiment]) -> Generator[Experiment]:
         """Yields runs unit by unit. A unit stays locked until the next is requested. Units that other sweeps are making come last."""
         busy = []
-        for unit in together(experiments):
+        for unit in group_by_unit(experiments):
             if (lock := self.lock(unit)) is None:
                 busy.append(unit)
                 continue
             with lock:
-                yield from self._to_make(unit)
+                yield from self._still_missing(unit)
         if busy:
             logger.warning("waiting for another sweep, which is making %d of the runs", sum(map(len, busy)))
         for unit in busy:
             with self.lock(unit, wait=True) or ExitStack():
-                yield from self._to_make(unit)
+                yield from self._still_missing(unit)
 
-    def _to_make(self, unit: Sequence[Experiment]) -> Sequence[Experiment]:
+    def _still_missing(self, unit: Sequence[Experiment]) -> Sequence[Experiment]:
         """The unit's runs, or none if another sweep has made them since this one looked."""
         if all(self._store.written(experiment.cell) == self._seen[experiment.cell.key] for experiment in unit):
             return unit
         runs = {experiment.cell.key: self._store.find(experiment).run for experiment in unit}
         stored = {key: run for key, run in runs.items() if run is not None}
-        if len(stored) < len(unit) or broken(unit, stored) is not None:
+        if len(stored) < len(unit) or why_incomplete(unit, stored) is not None:
             return unit
         for experiment in unit:
             self._on_reused(experiment, stored[experiment.cell.key])
         return ()
 
 
-def locked(path: Path, *, wait: bool) -> ExitStack | None:
+def lock_file(path: Path, *, wait: bool) -> ExitStack | None:
     """Lock a file, which is never removed; returns what unlocks it. Returns None if another process has the lock, unless ``wait``."""
     from filelock import FileLock, Timeout
 

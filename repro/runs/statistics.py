@@ -175,13 +175,13 @@ def as_percent(ratio: Interval) -> Interval:
     return replace(ratio, mean=100 * (ratio.mean - 1), half_width=half, bounds=bounds)
 
 
-def decimals(interval: Interval, most: int = 2) -> int:
+def decimals(interval: Interval, max_decimals: int = 2) -> int:
     """Decimals that suit an interval: to the first digit of the half width, or to the second if the first is 3 or less."""
     half = interval.half_width
     if not half or not math.isfinite(half):
-        return most
+        return max_decimals
     exponent = math.floor(math.log10(half))
-    return min(most, max(0, (1 if half / 10**exponent < 4 else 0) - exponent))
+    return min(max_decimals, max(0, (1 if half / 10**exponent < 4 else 0) - exponent))
 
 
 @functools.cache

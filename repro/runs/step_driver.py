@@ -201,9 +201,9 @@ class RequestLog:
         row = self._row[request_id]
         self.table["submit_lag_s"][row] = now - self.table["arrival_s"][row]
 
-    def close(self, request_id: int, status: str, **last: Any) -> None:
-        """``last`` holds the columns that are known at the request's end."""
-        for column, value in last.items():
+    def close(self, request_id: int, status: str, **values: Any) -> None:
+        """``values`` holds the columns that are known at the request's end."""
+        for column, value in values.items():
             self.set_once(column, request_id, value)
         self.table["status"][self._open_row(request_id)] = status
         self.num_closed += 1

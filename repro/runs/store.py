@@ -26,13 +26,13 @@ from engines.data import read_bytes
 from engines.errors import RunError, require
 from repro.files import SEAL, replacing
 from repro.runs.cell import BASIS, Cell
-from repro.runs.clean import cleaned
+from repro.runs.clean import clean_value
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family, Validity, column, plain_table
-from repro.runs.provenance import contention, unlike
+from repro.runs.provenance import contention, differing_facts
 from repro.runs.record import REQUESTS, SCHEMA_VERSION, LazyTables, RunRecord, Table
 from repro.runs.statistics import Interval, mean_interval
-from repro.runs.system import SYSTEMS, options_said
+from repro.runs.system import SYSTEMS, options_text
 
 SUFFIX = ".jsonl.gz"
 CELL, MANIFEST, SUMMARY, PROVENANCE = "cell", "manifest", "summary", "provenance"
@@ -146,16 +146,16 @@ class StoredRun:
         require(name in self.family.columns, f"table={name!r} is unknown: use one of {', '.join(self.family.columns)}")
         columns = self.family.columns[name]
         parts = parts_of(self.content)
-        return part_of(parts, name) if name in parts else plain_table(name, self._made_again.tables[name], columns)
+        return part_of(parts, name) if name in parts else plain_table(name, self._remade.tables[name], columns)
 
     @cached_property
-    def _made_again(self) -> RunRecord:
+    def _remade(self) -> RunRecord:
         experiment = prepare(self.cell.without(BASIS))
         if experiment.cell.key == self.cell.key:
             record = experiment.run()
             if json_line(SUMMARY, self.family.summarize(record)) == json_line(SUMMARY, self.summary):
                 return record
-        origin = f"by other code, {_named(self.other_code)}" if self.other_code else "of other data"
+        origin = f"by other code, {_module_names(self.other_code)}" if self.other_code else "of other data"
         raise StoreError(
             f"{self.cell.folder_name}: tables of a simulated run are made when they are asked for, and its numbers were made "
             f"{origin}: make it anew with --force"
@@ -165,7 +165,7 @@ class StoredRun:
     def ran(self) -> str | None:
         """The settings that ran or that a search chose, as options; None if the run does not tell."""
         settings = self.facts.get("ran") or self.facts.get("tuned", {}).get("chosen")
-        return options_said(settings) if settings else None
+        return options_text(settings) if settings else None
 
     @property
     def code_digest(self) -> str:
@@ -194,7 +194,7 @@ class StoredRun:
     @property
     def why_reused(self) -> str:
         text = f"done: same cell, finished {self.provenance['finished_utc']}"
-        text += f"; other code: {_named(self.other_code)}" if self.other_code else ""
+        text += f"; other code: {_module_names(self.other_code)}" if self.other_code else ""
         text += f"; other machine: {self.other_machine}" if self.other_machine else ""
         return text if self.validity.valid else f"{text}; INVALID: {'; '.join(self.validity.reasons)}"
 
@@ -224,10 +224,10 @@ def read_run(file: Path, name: str = "run") -> StoredRun:
     if (version := manifest["schema_version"]) != SCHEMA_VERSION:
         raise StoreError(f"{file.name}: schema {version} -> {SCHEMA_VERSION}")
     cell = Cell.from_written(part_of(parts, CELL))
-    return _whole(StoredRun(cell, file, manifest, part_of(parts, PROVENANCE), content=content), parts)
+    return _checked_run(StoredRun(cell, file, manifest, part_of(parts, PROVENANCE), content=content), parts)
 
 
-def _whole(run: StoredRun, parts: Mapping[str, bytes]) -> StoredRun:
+def _checked_run(run: StoredRun, parts: Mapping[str, bytes]) -> StoredRun:
     """Checks that the run has all required parts, and returns it. Raises one of ``UNREADABLE`` for a file that others put together."""
     manifest, provenance = run.manifest, run.provenance
     # Keep the summary, because reading it later would decompress the content again.
@@ -280,9 +280,9 @@ def over_repeats(runs: Sequence[StoredRun], metric: str, part: str | None = None
     return mean_interval([value for value in values if value is not None])
 
 
-def by_seed(runs: Iterable[StoredRun], of: Callable[[StoredRun], float | None]) -> dict[int, float]:
+def by_seed(runs: Iterable[StoredRun], value_of: Callable[[StoredRun], float | None]) -> dict[int, float]:
     """The value of each valid run that has one, by seed."""
-    return {run.cell.seed: value for run in runs if run.validity.valid and (value := of(run)) is not None}
+    return {run.cell.seed: value for run in runs if run.validity.valid and (value := value_of(run)) is not None}
 
 
 @dataclass(frozen=True)
@@ -364,13 +364,13 @@ class Store:
             return State(reason=f"another cell: the file holds {manifest['key']}, not {cell.key}")
         changed = () if manifest["code"]["digest"] == code.digest else code.changed_from(manifest["code"]["modules"])
         if changed and not self.accept_other_code:
-            return State(reason=f"code changed: {_named(changed)}")
-        if code.in_no_file and not self.accept_other_code:
-            return State(reason=f"{_named(code.in_no_file)} is in no file: such a run is made again each time")
-        other_machine = _unlike(manifest.get("machine"), experiment.machine)
+            return State(reason=f"code changed: {_module_names(changed)}")
+        if code.fileless and not self.accept_other_code:
+            return State(reason=f"{_module_names(code.fileless)} is in no file: such a run is made again each time")
+        other_machine = _difference(manifest.get("machine"), experiment.machine)
         if other_machine and not self.accept_other_machine:
             return State(reason=f"another machine: {other_machine}")
-        run = _whole(StoredRun(cell, file, manifest, provenance, changed, other_machine, content), parts)
+        run = _checked_run(StoredRun(cell, file, manifest, provenance, changed, other_machine, content), parts)
         return State(run=run, reason=run.why_reused)
 
 
@@ -380,22 +380,22 @@ def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any
     family.check_tables(record)
     validity = family.assess(record)
     counts = [column.name for column in family.columns[REQUESTS] if column.kind == "int"]
-    sums = {name: _sum_of(record, name) for name in counts}
+    sums = {name: _count_and_sum(record, name) for name in counts}
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "key": cell.key,
         "family": family.name,
         "obtained": record.obtained,
-        "validity": {"valid": validity.valid, "reasons": cleaned(validity.reasons)},
+        "validity": {"valid": validity.valid, "reasons": clean_value(validity.reasons)},
         "machine": experiment.machine,
         "code": {"digest": code.digest, "modules": dict(code.modules)},
         "requests": {"num": len(record.requests["request_id"]), "sums": sums},
-        "facts": cleaned(record.manifest),
+        "facts": clean_value(record.manifest),
     }
     tables = family.columns if record.obtained == "measured" else {}
-    provenance = cleaned(provenance)
+    provenance = clean_value(provenance)
     parts = {CELL: cell.written(), MANIFEST: manifest, SUMMARY: family.summarize(record)}
-    parts |= {name: _told(plain_table(name, record.tables[name], columns)) for name, columns in tables.items()}
+    parts |= {name: _clean_errors(plain_table(name, record.tables[name], columns)) for name, columns in tables.items()}
     # Give the provenance as it will be read back.
     return Packed(
         cell=cell,
@@ -405,7 +405,7 @@ def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any
     )
 
 
-def _sum_of(record: RunRecord, name: str) -> list[int]:
+def _count_and_sum(record: RunRecord, name: str) -> list[int]:
     """The number of non-null values in a column of whole numbers, and their sum."""
     import numpy as np
 
@@ -417,19 +417,19 @@ def _sum_of(record: RunRecord, name: str) -> list[int]:
     return [len(integers), sum(integers)]
 
 
-def _told(table: Table) -> Table:
+def _clean_errors(table: Table) -> Table:
     """Cleans the column ``error``, because a server's message may repeat what it was sent. Answers are kept as they came."""
-    return {name: cleaned(values) if name == "error" else values for name, values in table.items()}
+    return {name: clean_value(values) if name == "error" else values for name, values in table.items()}
 
 
-def _unlike(stored: Mapping[str, Any] | None, here: Mapping[str, Any] | None) -> str:
+def _difference(stored: Mapping[str, Any] | None, current: Mapping[str, Any] | None) -> str:
     """How two machines differ; empty if they are alike, or if nothing was measured."""
-    if here is None:
+    if current is None:
         return ""
     if stored is None:
         return "it does not say which"
-    return "; ".join(f"{name} {' -> '.join(values)}" for name, values in unlike([stored, here]).items())
+    return "; ".join(f"{name} {' -> '.join(values)}" for name, values in differing_facts([stored, current]).items())
 
 
-def _named(modules: Sequence[str]) -> str:
+def _module_names(modules: Sequence[str]) -> str:
     return modules[0] if len(modules) == 1 else f"{modules[0]} and {len(modules) - 1} more"

@@ -18,7 +18,7 @@ from repro.runs.experiment import Experiment
 from repro.runs.pool import Jobs, LocalPool, Packing, Pool
 from repro.runs.provenance import git_state
 from repro.runs.runner import Hooks, OnStep
-from repro.runs.sitting import Sitting, UnitLocks, broken, interleaved, units
+from repro.runs.sitting import Sitting, UnitLocks, interleaved, runs_by_unit, why_incomplete
 from repro.runs.store import Packed, Store, StoredRun
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Sweep:
         self.num_cells = len(self._unique)
         measured = {key: experiment for key, experiment in self._unique.items() if experiment.is_measured}
         self._seen = {key: store.written(experiment.cell) for key, experiment in measured.items()}
-        never_known = {name: None for experiment in self._unique.values() for name in experiment.code.in_no_file}
+        never_known = {name: None for experiment in self._unique.values() for name in experiment.code.fileless}
         if never_known:
             logger.warning("%s: in no file, so that its runs are made again each time", ", ".join(never_known))
         for key, experiment in self._unique.items():
@@ -96,8 +96,8 @@ class Sweep:
                 )
             else:
                 self._reasons[key] = f"forced ({state.reason})" if force else state.reason
-        for unit in units(measured.values()).values() if measured else ():
-            if (reason := broken(unit, self._runs)) is not None:
+        for unit in runs_by_unit(measured.values()).values() if measured else ():
+            if (reason := why_incomplete(unit, self._runs)) is not None:
                 for key in {experiment.cell.key for experiment in unit} & self._outcomes.keys():
                     del self._outcomes[key], self._runs[key]
                     self._reasons[key] = reason

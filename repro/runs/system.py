@@ -48,8 +48,8 @@ class FreeSetting(NamedTuple):
         extra = () if self.settings_of is None else self.settings_of(cell)
         settings = (*self.settings, *extra)
         if self.where == CARDS:
-            return _left_free(settings, cell.asked)
-        if {name for setting in settings for name in setting} & set(cell.asked):
+            return _unset_parts(settings, cell.requested)
+        if {name for setting in settings for name in setting} & set(cell.requested):
             return ()
         return tuple(tuple(setting.items()) for setting in settings)
 
@@ -58,46 +58,46 @@ class FreeSetting(NamedTuple):
         """Each setting in words."""
         extra = () if self.settings_of is None else (" ".join((self.settings_of.__doc__ or "").split()),)
         return (
-            *(" ".join(f"{name}={_written(value)}" for name, value in setting.items()) for setting in self.settings),
+            *(" ".join(f"{name}={_value_text(value)}" for name, value in setting.items()) for setting in self.settings),
             *extra,
         )
 
 
-def _left_free(settings: Sequence[Mapping[str, Scalar]], given: Mapping[str, Scalar]) -> tuple[Setting, ...]:
+def _unset_parts(settings: Sequence[Mapping[str, Scalar]], knobs: Mapping[str, Scalar]) -> tuple[Setting, ...]:
     """The parts of these settings that a user has not given. A setting is left out if its first knob, its kind, has another value."""
     remaining: dict[Setting, None] = {}
     for setting in settings:
         kind, value = next(iter(setting.items()))
-        if given.get(kind, value) == value:
-            remaining[tuple(pair for pair in setting.items() if pair[0] not in given)] = None
+        if knobs.get(kind, value) == value:
+            remaining[tuple(pair for pair in setting.items() if pair[0] not in knobs)] = None
     return tuple(setting for setting in remaining if setting)
 
 
-def _written(value: Scalar) -> str:
+def _value_text(value: Scalar) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def setting_said(setting: Setting) -> str:
-    return " ".join(f"{name}={'null' if value is None else _written(value)}" for name, value in setting)
+def setting_text(setting: Setting) -> str:
+    return " ".join(f"{name}={'null' if value is None else _value_text(value)}" for name, value in setting)
 
 
-def options_said(settings: Mapping[str, Scalar]) -> str:
+def options_text(settings: Mapping[str, Scalar]) -> str:
     """Settings as options of ``repro bench``, quoted for a shell."""
-    texts = {name: _written(settings[name]) for name in sorted(settings)}
+    texts = {name: _value_text(settings[name]) for name in sorted(settings)}
     model = texts.pop("model", None)
     words = [] if model is None else ["--model", shlex.quote(model)]
     return " ".join([*words, *(f"--knob {shlex.quote(f'{name}={value}')}" for name, value in texts.items())])
 
 
 @cache
-def free_settings(of: str) -> tuple[FreeSetting, ...]:
+def free_settings(system: str) -> tuple[FreeSetting, ...]:
     """The settings of a system, or of any ``baseline``, that no source prints, as listed in ``free.csv``."""
     with Path(__file__).with_name("free.csv").open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if of in row["systems"].split()]
+        rows = [row for row in csv.DictReader(file) if system in row["systems"].split()]
     return tuple(
         FreeSetting(
             row["what"],
-            tuple(map(_setting, filter(None, row["settings"].split("; ")))),
+            tuple(map(_parse_setting, filter(None, row["settings"].split("; ")))),
             row["why"],
             load_named("free setting", row["more"]) if row["more"] else None,
             has_default=row["default"] != "none",
@@ -107,7 +107,7 @@ def free_settings(of: str) -> tuple[FreeSetting, ...]:
     )
 
 
-def _setting(text: str) -> dict[str, Scalar]:
+def _parse_setting(text: str) -> dict[str, Scalar]:
     setting: dict[str, Scalar] = {}
     for word in text.split():
         name, _, value = word.partition("=")
@@ -231,12 +231,12 @@ class _Systems(Registry[System]):
 
     def get(self, name: str) -> System:
         entry = ENTRIES.get(name) if isinstance(name, str) else None
-        return super().get(name) if entry is None or not entry.made_by else _made(entry.made_by, entry.where)
+        return super().get(name) if entry is None or not entry.made_by else _build(entry.made_by, entry.where)
 
 
 @cache
-def _made(kind: str, where: str) -> System:
-    system: System = load_named("system", kind)(load_named("system", where))
+def _build(kind: str, target: str) -> System:
+    system: System = load_named("system", kind)(load_named("system", target))
     return system
 
 
@@ -253,9 +253,9 @@ def settings_of(name: str) -> tuple[type, ...]:
     return (*getattr(SYSTEMS.get(name), "knobs", ()), *((TuneKnobs,) if free_of(name) else ()))
 
 
-def free_of(name: str, where: str = PAPER) -> tuple[FreeSetting, ...]:
+def free_of(name: str, place: str = PAPER) -> tuple[FreeSetting, ...]:
     """The settings of a system that no source prints, or on ``CARDS`` those that a user may choose; empty if it names none."""
-    return tuple(setting for setting in getattr(SYSTEMS.get(name), "free", ()) if setting.where in ("", where))
+    return tuple(setting for setting in getattr(SYSTEMS.get(name), "free", ()) if setting.where in ("", place))
 
 
 def default_dataset(name: str, platform: Any) -> str:

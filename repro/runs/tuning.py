@@ -1,10 +1,10 @@
 """Equal tuning: a setting that a paper does not print is a free knob, and the same search sets the free knobs of every system.
 
 A system lists in ``free`` the settings that no source prints, on cards those that a user may choose, and their values. A setting that the
-cell itself gives is not free. The search (``settled``) first races settings without a default, such as deployments with their steps. It
-then races what differs from the best in one choice, until none is better. ``repro capacity`` races by the rate that a plan serves,
-``tune=search`` by successive halving of scores on common samples. No comparison uses the search's seeds, so the best of many is not picked
-on the very runs that are reported.
+cell itself gives is not free. The search (``best_choices``) first races settings without a default, such as deployments with their
+steps. It then races what differs from the best in one choice, until none is better. ``repro capacity`` races by the rate that a plan
+serves, ``tune=search`` by successive halving of scores on common samples. No comparison uses the search's seeds, so the best of many is not
+picked on the very runs that are reported.
 
 Cells of papers' figures keep the search that they were made with. It is one halving of up to ``CANDIDATES`` combinations, a power of two,
 in ``TRIALS`` trials: the defaults first, and others drawn at random.
@@ -70,8 +70,8 @@ class Tuned:
         self.default.check_machine()
 
     def run(self, workload: Any, on_progress: OnProgress | None = None) -> RunRecord:
-        result = searched(self.cell.with_seed(0))
-        deployment, _ = _with(self.cell, result.chosen)
+        result = search_result(self.cell.with_seed(0))
+        deployment, _ = _prepare_with(self.cell, result.chosen)
         record = deployment.run(workload, on_progress)
         facts = {"chosen": dict(result.chosen), "candidates": result.num_candidates, "trials": result.num_trials}
         if result.next_best is not None:
@@ -111,12 +111,12 @@ class Space(NamedTuple):
         """The default of each axis, or its first setting if it has no default."""
         return tuple(axis[0] for axis in self.axes)
 
-    def joint(self, most: int) -> Iterator[Choices]:
-        """All combinations of the first ``most`` axes without a default, such as deployments with their steps; first settings elsewhere."""
-        combined = [index for index, axis in enumerate(self.axes) if () not in axis][:most]
+    def joint(self, num_axes: int) -> Iterator[Choices]:
+        """All combinations of the first ``num_axes`` axes without a default, such as deployments with steps; first settings elsewhere."""
+        combined = [index for index, axis in enumerate(self.axes) if () not in axis][:num_axes]
         return product(*(axis if index in combined else axis[:1] for index, axis in enumerate(self.axes)))
 
-    def around(self, choices: Choices) -> Iterator[Choices]:
+    def neighbours(self, choices: Choices) -> Iterator[Choices]:
         """The combinations that differ in one choice."""
         for index, axis in enumerate(self.axes):
             for setting in axis:
@@ -128,11 +128,11 @@ def flat(choices: Choices) -> Setting:
     return tuple(pair for setting in choices for pair in setting)
 
 
-def axes_of(cell: Cell, *without: str) -> tuple[tuple[Setting, ...], ...]:
+def axes_of(cell: Cell, *excluded: str) -> tuple[tuple[Setting, ...], ...]:
     """The settings that a user may choose in a cell, without the axes of these names."""
     axes = []
     for free in free_of(cell.system, CARDS):
-        settings = () if free.what in without else free.among(cell)
+        settings = () if free.what in excluded else free.among(cell)
         if settings:
             axes.append(((), *settings) if free.has_default else settings)
     return tuple(axes)
@@ -143,27 +143,27 @@ def place_of(cell: Cell) -> str:
     return PAPER if find_place is None else str(find_place(cell))
 
 
-def settled(
+def best_choices(
     space: Space,
     is_possible: Callable[[Choices], bool],
     race: Callable[[Sequence[Choices], T | None], T | None],
-    likely: Callable[[], Sequence[Choices]],
+    ranked: Callable[[], Sequence[Choices]],
     beam: int = BEAM,
     joint: int = JOINT,
 ) -> T | None:
     """Return the best combination. First race all combinations of the settings without a default. Then race those that differ from one of
-    the ``beam`` best in one choice, until none is better. ``race`` returns the best of some and the best so far, or None. ``likely``
+    the ``beam`` best in one choice, until none is better. ``race`` returns the best of some and the best so far, or None. ``ranked``
     returns the raced combinations, best first."""
     tried: set[Choices] = set()
 
-    def better(some: Iterable[Choices], best: T | None) -> T | None:
-        untried = [choices for choices in dict.fromkeys(some) if choices not in tried and is_possible(choices)]
+    def race_new(combinations: Iterable[Choices], best: T | None) -> T | None:
+        untried = [choices for choices in dict.fromkeys(combinations) if choices not in tried and is_possible(choices)]
         tried.update(untried)
         return race(untried, best) if untried else best
 
-    best = better(space.joint(joint), None)
+    best = race_new(space.joint(joint), None)
     while best is not None:
-        winner = better([choices for base in likely()[:beam] for choices in space.around(base)], best)
+        winner = race_new([choices for base in ranked()[:beam] for choices in space.neighbours(base)], best)
         if winner == best:
             break
         best = winner
@@ -189,9 +189,9 @@ def tuned(system: System, cell: Cell) -> tuple[Any, Any]:
     return Tuned(cell=replace(plain, figure=None), default=deployment), workload
 
 
-def held(cells: Sequence[Cell], varied: Collection[str], say: Callable[[str], object]) -> list[Cell]:
+def with_tuned_knobs(cells: Sequence[Cell], varied: Collection[str], report: Callable[[str], object]) -> list[Cell]:
     """Return the cells with searched settings. Cells that differ only in ``varied`` knobs share one search, so a table about a knob varies
-    only that knob. ``say`` is called before each search starts."""
+    only that knob. ``report`` is called before each search starts."""
     chosen: dict[Cell, Setting] = {}
     results = []
     for cell in cells:
@@ -200,8 +200,8 @@ def held(cells: Sequence[Cell], varied: Collection[str], say: Callable[[str], ob
             base = base.without(name)
         search = search_of(base) if len(base.knobs) < len(cell.knobs) else None
         if search is not None and base not in chosen:
-            say(f"{search_said(search)}, once for all values of {', '.join(varied)}")
-            chosen[base] = searched(search).chosen
+            report(f"{search_text(search)}, once for all values of {', '.join(varied)}")
+            chosen[base] = search_result(search).chosen
         fixed = {name: value for name, value in cell.knobs if value not in (SEARCH, None) or name not in (TUNE, LAYOUT)}
         knobs = {name: value for name, value in chosen.get(base, ()) if name not in varied} | fixed
         filled = replace(cell, knobs=tuple(knobs.items()))
@@ -219,13 +219,13 @@ def search_of(cell: Cell) -> Cell | None:
     return deployment.cell.with_seed(0) if isinstance(deployment, Tuned) else None
 
 
-def search_said(cell: Cell) -> str:
+def search_text(cell: Cell) -> str:
     """Says how many settings a search has to choose from, and about how long it takes, judging by one trial."""
     setting = flat(Space(axes_of(cell)).first) if place_of(cell) == CARDS else candidates(cell)[0]
     # The first trial loads things that later trials find loaded.
     for _ in range(2):
         began = time.perf_counter()
-        deployment, workload = _with(cell.with_seed(TUNING_SEED), setting)
+        deployment, workload = _prepare_with(cell.with_seed(TUNING_SEED), setting)
         deployment.run(workload)
     num = Space(axes_of(cell)).num if place_of(cell) == CARDS else len(candidates(cell))
     trials = TRIALS * (ROUNDS if place_of(cell) == CARDS else 1)
@@ -234,7 +234,7 @@ def search_said(cell: Cell) -> str:
 
 
 @kept(maxsize=1024)
-def searched(cell: Cell) -> SearchResult:
+def search_result(cell: Cell) -> SearchResult:
     """The best setting of a cell, whatever its seed."""
     system = SYSTEMS.get(cell.system)
     family, reseeded = system.family, getattr(system, "reseeded", None)
@@ -244,39 +244,39 @@ def searched(cell: Cell) -> SearchResult:
         cell = family.trial(cell)
 
     @cache
-    def first(setting: Setting) -> tuple[Any, Any]:
-        return _with(cell.with_seed(TUNING_SEED), setting)
+    def first_sample(setting: Setting) -> tuple[Any, Any]:
+        return _prepare_with(cell.with_seed(TUNING_SEED), setting)
 
     @cache
     def trial(setting: Setting, sample: int) -> Score:
         seeded = cell.with_seed(TUNING_SEED + sample)
-        reused = None if reseeded is None else reseeded(first(setting)[0], _having(seeded, setting))
-        deployment, workload = _with(seeded, setting) if reused is None else reused
+        reused = None if reseeded is None else reseeded(first_sample(setting)[0], _with_setting(seeded, setting))
+        deployment, workload = _prepare_with(seeded, setting) if reused is None else reused
         return score(deployment.run(workload))
 
     if place_of(cell) == PAPER:
         settings = candidates(cell)
-        return SearchResult(halved(settings, trial), len(settings), trial.cache_info().currsize)
+        return SearchResult(successive_halving(settings, trial), len(settings), trial.cache_info().currsize)
     scores_of: dict[Choices, list[Score]] = {}
 
-    def noted(choices: Choices, sample: int) -> Score:
+    def record_trial(choices: Choices, sample: int) -> Score:
         result = trial(flat(choices), sample)
         if sample == len(earlier := scores_of.setdefault(choices, [])):
             earlier.append(result)
         return result
 
-    def likely() -> list[Choices]:
+    def ranked() -> list[Choices]:
         return sorted(scores_of, key=lambda each: (-len(scores_of[each]), _mean(scores_of[each])))
 
     space = Space(axes_of(cell))
 
-    def race(some: Sequence[Choices], best: Choices | None) -> Choices:
-        return halved(some if best is None else [best, *some], noted)
+    def race(choices: Sequence[Choices], best: Choices | None) -> Choices:
+        return successive_halving(choices if best is None else [best, *choices], record_trial)
 
-    best = settled(space, lambda each: is_possible(cell, flat(each)), race, likely)
+    best = best_choices(space, lambda each: is_possible(cell, flat(each)), race, ranked)
     require(best is not None, f"tune: no setting of system={cell.system!r} is possible here, give deployment=...")
     assert best is not None
-    others = [choices for choices in likely() if choices != best]
+    others = [choices for choices in ranked() if choices != best]
     if not others:
         return SearchResult(flat(best), 1, 0)
     both = scores_of[best], scores_of[others[0]]
@@ -298,39 +298,39 @@ def candidates(cell: Cell) -> list[Setting]:
     return settings[: 1 << len(settings).bit_length() - 1]
 
 
-def halved(tried: Sequence[T], trial: Callable[[T, int], Score], trials: int = TRIALS) -> T:
+def successive_halving(candidates: Sequence[T], trial: Callable[[T, int], Score], trials: int = TRIALS) -> T:
     """Return the candidate with the least mean score after ``trials`` trials. Each round shares its trials evenly, on samples that are new
     to all, and then drops half. The first of equal candidates wins."""
-    alive = list(range(len(tried)))
+    alive = list(range(len(candidates)))
     scores: dict[int, list[Score]] = {index: [] for index in alive}
     num_left, sample = trials, 0
     while len(alive) > 1:
         # The last round takes all trials that are left.
         num = max(1, (num_left if len(alive) == 2 else min(num_left, CANDIDATES)) // len(alive))
         for index in alive:
-            scores[index] += [trial(tried[index], sample + turn) for turn in range(num)]
+            scores[index] += [trial(candidates[index], sample + turn) for turn in range(num)]
         num_left, sample = num_left - num * len(alive), sample + num
         alive = sorted(sorted(alive, key=lambda index: _mean(scores[index]))[: len(alive) // 2])
-    return tried[alive[0]]
+    return candidates[alive[0]]
 
 
 def _mean(scores: Sequence[Score]) -> Score:
     return tuple(fsum(values) / len(scores) for values in zip(*scores, strict=True))
 
 
-def _with(cell: Cell, setting: Setting) -> tuple[Any, Any]:
+def _prepare_with(cell: Cell, setting: Setting) -> tuple[Any, Any]:
     """Prepare the cell with these knobs besides its own."""
-    return SYSTEMS.get(cell.system).prepare(_having(cell, setting))
+    return SYSTEMS.get(cell.system).prepare(_with_setting(cell, setting))
 
 
-def _having(cell: Cell, setting: Setting) -> Cell:
+def _with_setting(cell: Cell, setting: Setting) -> Cell:
     return Cell.from_dict({**cell.to_dict(), "knobs": (*cell.knobs, *setting)})
 
 
 def is_possible(cell: Cell, setting: Setting) -> bool:
     """Whether a cell accepts a setting. Settings without effect are refused, such as pools on one instance."""
     try:
-        _with(cell, setting)
+        _prepare_with(cell, setting)
     except UserError:
         return False
     return True

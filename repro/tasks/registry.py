@@ -70,7 +70,7 @@ def task_asked(cell: Cell, options: TaskOptions, lacks: str | None) -> Task | No
     Without a model or without its real problems, a published task is a workload with the same lengths. Without a model, a generated task
     raises UserError.
     """
-    entry = None if cell.asked.get(WORKLOAD) is not None else TASKS.get(cell.dataset)
+    entry = None if cell.requested.get(WORKLOAD) is not None else TASKS.get(cell.dataset)
     if entry is None:
         return None
     require(
@@ -82,8 +82,8 @@ def task_asked(cell: Cell, options: TaskOptions, lacks: str | None) -> Task | No
         return None
     for name in _LENGTHS:
         require(
-            name not in cell.asked,
-            f"{name}={cell.asked.get(name)!r} has no effect with dataset={cell.dataset!r}, whose prompts are never changed: "
+            name not in cell.requested,
+            f"{name}={cell.requested.get(name)!r} has no effect with dataset={cell.dataset!r}, whose prompts are never changed: "
             f"leave it out",
         )
     if task.runs_code:

@@ -111,7 +111,9 @@ def _row(run: StoredRun) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]
     ran = {} if run.ran is None else {"ran": run.ran}
     rest = {**origin, **machine, **ran, **numbers_of(run)}
     # Keep the names of knobs and metrics distinct, because a plug-in may choose any name.
-    knobs = {f"knob.{name}" if name in fields or name in rest else name: cell["knobs"][name] for name in run.cell.asked}
+    knobs = {
+        f"knob.{name}" if name in fields or name in rest else name: cell["knobs"][name] for name in run.cell.requested
+    }
     return fields, knobs, rest
 
 
@@ -219,7 +221,7 @@ def _matching(runs: Sequence[StoredRun], condition: str, who: str) -> list[Store
     if not matches:
         choices = {said_of(name, value_of(run, name)) for run in runs}
         if choices == {"default"} and not any(name in _defaults(run.cell.system) for run in runs):
-            knobs = sorted({knob for run in runs for knob in run.cell.asked})
+            knobs = sorted({knob for run in runs for knob in run.cell.requested})
             raise UserError(f"{who}: {name!r} is unknown: use {', '.join((*FIELDS, CODE, *knobs))}")
         raise UserError(f"{who}: no run has {condition}: use {', '.join(sorted(choices))}")
     return matches
@@ -229,7 +231,7 @@ def value_of(run: StoredRun, name: str) -> Any:
     """A run's value of a field, a knob (None at its default) or the code."""
     if name == CODE:
         return run.code_digest
-    return getattr(run.cell, name) if name in FIELDS else run.cell.asked.get(name)
+    return getattr(run.cell, name) if name in FIELDS else run.cell.requested.get(name)
 
 
 def _meets(run: StoredRun, name: str, value: Any, text: str) -> bool:
@@ -258,7 +260,7 @@ def said_of(name: str, value: Any) -> str:
 def differing(runs: Iterable[StoredRun]) -> list[str]:
     """Names in which runs differ, apart from the seed: fields and knobs, or the code if nothing else differs."""
     all_runs = list(runs)
-    knobs = sorted({name for run in all_runs for name in run.cell.asked})
+    knobs = sorted({name for run in all_runs for name in run.cell.requested})
     names = [name for name in (*FIELDS, *knobs) if name != "seed"]
     varied = [name for name in names if len({value_of(run, name) for run in all_runs}) > 1]
     return varied or ([CODE] if len({run.code_digest for run in all_runs}) > 1 else [])
@@ -396,7 +398,7 @@ def _check_metric(metric: object, runs: Sequence[StoredRun]) -> None:
 def _equal_names(a: Side, b: Side) -> list[str]:
     """Fields and knobs in which runs must equal their partners: all but the seed and those that tell the sides apart."""
     runs = (*a.runs, *b.runs)
-    knobs = sorted({name for run in runs for name in run.cell.asked} - {COMPARISON})
+    knobs = sorted({name for run in runs for name in run.cell.requested} - {COMPARISON})
 
     def values(side: Side, name: str) -> set[Scalar]:
         return {value_of(run, name) for run in side.runs}

@@ -15,7 +15,7 @@ from engines.errors import UserError
 from repro.cli.run_table import print_runs
 from repro.cli.sweep import require_alike
 from repro.runs.experiment import Experiment, prepare
-from repro.runs.store import Store, StoredRun, _unlike
+from repro.runs.store import Store, StoredRun, _difference
 from repro.runs.sweep import Sweep
 
 
@@ -50,7 +50,7 @@ def test_a_run_of_another_machine_is_drawn_and_marked_and_never_added_to(tmp_pat
     assert accepted is not None
     assert accepted.obtained.split(", ")[-1] == "other machine"
     # Of a run that does not say what it was measured on, nothing is known to be alike.
-    assert _unlike(None, experiment.machine) == "it does not say which"
+    assert _difference(None, experiment.machine) == "it does not say which"
     require_alike([replace(run, manifest={**run.manifest, "machine": None})], "fig")
 
 

@@ -116,8 +116,8 @@ class Md1:
     knobs = (QueueKnobs,)
 
     def prepare(self, cell: Cell) -> tuple[Server, Jobs]:
-        check_given(cell.asked, QueueKnobs, who="system='md1'")
-        asked = given_to(QueueKnobs(), cell.asked)
+        check_given(cell.requested, QueueKnobs, who="system='md1'")
+        asked = given_to(QueueKnobs(), cell.requested)
         require(cell.rate is not None, "rate: jobs need an arrival rate")
         gaps = np.random.default_rng(cell.seed).exponential(1 / (cell.rate or 1), asked.num_prompts)
         times = np.cumsum(gaps).tolist()

@@ -249,20 +249,20 @@ def resolve(cell: Cell) -> BlockSettings:
         f"executor={cell.executor!r}: block-diffusion is measured (torch) or simulated (roofline), use one of them",
     )
     defaults = _usual(target, cell.executor)
-    model_name = cell.asked.get("model", defaults.get("model"))
-    decodes_tokens = bool(cell.asked.get("autoregressive")) and cell.executor == "roofline"
+    model_name = cell.requested.get("model", defaults.get("model"))
+    decodes_tokens = bool(cell.requested.get("autoregressive")) and cell.executor == "roofline"
     has_canvases = _has_canvases(model_name) and not decodes_tokens
     if has_canvases:
         defaults["rule"] = "entropy-budget"
     knobs = resolve_knobs(
         BlockKnobs,
-        cell.asked,
-        workload_knobs(cell.asked),
+        cell.requested,
+        workload_knobs(cell.requested),
         system=NAME,
         usual=defaults,
         beside={"executor": cell.executor},
     )
-    _check_canvases(knobs, cell.asked, has_canvases=has_canvases)
+    _check_canvases(knobs, cell.requested, has_canvases=has_canvases)
     is_graded = cell.dataset in TASKS and knobs.workload is None
     model = knobs.model or (EMBEDDED if is_graded else "tiny-llada2")
     config = _config_of(model)
@@ -271,7 +271,7 @@ def resolve(cell: Cell) -> BlockSettings:
     rule = rule_of(knobs, block, has_canvases=has_canvases)
     rule.check_block(block)
     default_len = min(knobs.max_model_len or 2048, config.max_sequence_length)
-    max_model_len = (knobs.max_model_len if "max_model_len" in cell.asked else None) or default_len
+    max_model_len = (knobs.max_model_len if "max_model_len" in cell.requested else None) or default_len
     knobs_of_sampling = BlockSampling(temperature=knobs.temperature, top_p=knobs.top_p, top_k=knobs.top_k)
     require(
         knobs.gen_length + block <= max_model_len <= config.max_sequence_length,

@@ -223,7 +223,7 @@ class BlockDiffusion:
     def prepare(self, cell: Cell) -> tuple[BlockDeployment, BlockWorkload]:
         """Raises every UserError that a user can cause; loads nothing heavy."""
         settings, asks_texts, stop_ids = resolve(cell), False, frozenset[int]()
-        file = trace_asked(cell.dataset, settings.knobs, cell.asked)
+        file = trace_asked(cell.dataset, settings.knobs, cell.requested)
         task = _task_of(cell, settings) if file is None else None
         if file is not None:
             workload, asks_texts = _traced(cell, settings, file)
@@ -256,7 +256,7 @@ def _task_of(cell: Cell, settings: BlockSettings) -> Task | None:
         obstacle = "a simulated executor"
     elif settings.directory is None:
         obstacle = "random weights"
-    num_problems = settings.knobs.num_prompts if "num_prompts" in cell.asked else None
+    num_problems = settings.knobs.num_prompts if "num_prompts" in cell.requested else None
     return task_asked(cell, TaskOptions(num_problems=num_problems, seed=cell.seed), obstacle)
 
 
@@ -291,8 +291,9 @@ def _traced(cell: Cell, settings: BlockSettings, file: Traced) -> tuple[Workload
 
         text = find_text(settings)
     require(
-        text is None or "shared_len" not in cell.asked,
-        f"shared_len={cell.asked.get('shared_len')!r} has no effect with workload={file.where!r}, whose rows have their own: leave it out",
+        text is None or "shared_len" not in cell.requested,
+        f"shared_len={cell.requested.get('shared_len')!r} has no effect with workload={file.where!r}, whose rows have their own: "
+        "leave it out",
     )
     workload = traced_workload(
         file,
@@ -300,8 +301,8 @@ def _traced(cell: Cell, settings: BlockSettings, file: Traced) -> tuple[Workload
         cell.seed,
         whole_answer,
         most=settings.most_tokens,
-        num=knobs.num_prompts if "num_prompts" in cell.asked else None,
-        length_scale=knobs.length_scale if "length_scale" in cell.asked else 1.0,
+        num=knobs.num_prompts if "num_prompts" in cell.requested else None,
+        length_scale=knobs.length_scale if "length_scale" in cell.requested else 1.0,
         fixed_prompt_len=knobs.input_len,
         encode=None if text is None else lambda prompt: list(text.encode(prompt)),
     )

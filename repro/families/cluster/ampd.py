@@ -237,7 +237,7 @@ class ArSystem(PolicySystem[Build]):
 
     def prepare(self, cell: Cell) -> tuple[ClusterDeployment | Tuned, SessionWorkload]:
         """Raises every UserError that a user can cause."""
-        policies = own_policies(cell.asked, self.policies)
+        policies = own_policies(cell.requested, self.policies)
         settings = resolve(cell, self.name, self.own, policies=policies)
         workload = _workload(settings, cell)
         deployment = ClusterDeployment(
@@ -279,7 +279,7 @@ def _workload(settings: ClusterSettings, cell: Cell) -> SessionWorkload:
     """Raises UserError if a session does not fit a worker."""
     workload = sessions_of(settings.workload)
     if settings.workload.file is not None:
-        absent = [name for name in ("slo_ttft_s", "slo_itl_s") if name not in cell.asked]
+        absent = [name for name in ("slo_ttft_s", "slo_itl_s") if name not in cell.requested]
         if absent:
             workload = replace(workload, provenance=remarked(workload.provenance, f"no objective: {', '.join(absent)}"))
     hardware = settings.ground.hardware

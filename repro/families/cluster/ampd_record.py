@@ -30,7 +30,7 @@ from engines.cluster.record import (
 )
 from engines.policies.views import NO_OBJECTIVE_S, Slo
 from repro.families.cluster.system import request_table
-from repro.runs.family import Compute, column, distribution, family_in, known
+from repro.runs.family import Compute, column, distribution, family_in, without_nan
 from repro.runs.record import REQUESTS, RunRecord, Table
 
 ROUNDS, TASKS, TRANSFERS, WORKERS = "rounds", "tasks", "transfers", "workers"
@@ -114,7 +114,7 @@ def round_ttft_s(record: RunRecord) -> Floats:
 
 
 def ttft_longest_s(record: RunRecord) -> float | None:
-    times = known(round_ttft_s(record))
+    times = without_nan(round_ttft_s(record))
     return float(times.max()) if times.size else None
 
 
@@ -142,7 +142,7 @@ def busy_share(record: RunRecord) -> dict[str, float | None]:
 
 
 def _over_rounds(values: Callable[[RunRecord], Floats]) -> Compute:
-    return lambda record: distribution(known(values(record)))
+    return lambda record: distribution(without_nan(values(record)))
 
 
 def _sum(column: str) -> Compute:

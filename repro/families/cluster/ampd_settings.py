@@ -239,12 +239,12 @@ def resolve(
     require(target.gpu is not None, f"platform={target.name!r} names no GPU to simulate: use h20x32")
     assert target.gpu is not None
     defaults = {"model": part.model, "constants": part.constants}
-    beside = {"executor": cell.executor}
+    beside, requested = {"executor": cell.executor}, cell.requested
     plugged = {name: knob for policy in policies.values() for name, knob in policy.knobs.items()}
     knobs = resolve_knobs(
-        ClusterKnobs, cell.asked, own, plugged, workload_knobs(cell.asked), system=system, usual=defaults, beside=beside
+        ClusterKnobs, requested, own, plugged, workload_knobs(requested), system=system, usual=defaults, beside=beside
     )
-    requested = {name: value for name, value in cell.asked.items() if name not in plugged}
+    requested = {name: value for name, value in requested.items() if name not in plugged}
     card = None if knobs.workload is not None else load_session_card(cell.dataset)
     shape = autoregressive_shape(knobs.model or part.model, system)
     charged = knobs.charged.on(target.gpu, shape)
@@ -371,7 +371,7 @@ def sessions_asked(
     counted: Lengths | None = None,
 ) -> SessionWorkloadConfig:
     """The workload of a cell. It has ``num_sessions`` sessions unless the cell asks for another number."""
-    path, file = knobs.dataset_path, trace_asked(cell.dataset, knobs, cell.asked)
+    path, file = knobs.dataset_path, trace_asked(cell.dataset, knobs, cell.requested)
     if file is not None:
         return SessionWorkloadConfig(
             trace=cell.dataset,

@@ -174,7 +174,7 @@ def resolve(
     beside: dict[str, object] = {"executor": cell.executor, "rate": cell.rate}
     plugged = {name: knob for policy in policies.values() for name, knob in policy.knobs.items()}
     knobs = resolve_knobs(
-        InstanceKnobs, cell.asked, own, plugged, workload_knobs(cell.asked), system=system, beside=beside
+        InstanceKnobs, cell.requested, own, plugged, workload_knobs(cell.requested), system=system, beside=beside
     )
     if knobs.workload is None:
         load_conversation_card(cell.dataset)
@@ -190,7 +190,7 @@ def resolve(
     slo_s = knobs.slo_ttft_s or part.slo_s
     deadline_s = slo_s if knobs.deadlines else None
     paper = scaled(own, length_scale=part.length_scale, time_scale=part.time_scale)
-    requested = {name: value for name, value in cell.asked.items() if name not in plugged}
+    requested = {name: value for name, value in cell.requested.items() if name not in plugged}
     beside |= {"num_instances": knobs.num_instances, "decode": knobs.decode}
     defaults = {"slo_s": deadline_s, "max_num_seqs": part.max_num_seqs, **paper, **usual(part)}
     return PrefillSettings(
@@ -205,7 +205,7 @@ def resolve(
         charged=charged,
         slo_s=slo_s,
         deadline_s=deadline_s,
-        boundary=knobs.constants.boundary if "boundary" in cell.asked else round(BOUNDARY * part.length_scale),
+        boundary=knobs.constants.boundary if "boundary" in cell.requested else round(BOUNDARY * part.length_scale),
         cache=knobs.cache,
         reprefills_answer=knobs.reprefills_answer,
         decode=knobs.decode,
@@ -262,8 +262,8 @@ class PrefillSystemEntry(PolicySystem[Build]):
 
     def prepare(self, cell: Cell, part: PrefillPart | None = None) -> tuple[PrefillDeployment, PrefillWorkload]:
         """Raises every UserError that a user can cause. ``part`` replaces the platform's."""
-        policies = named_in(cell.asked, self.policies)
-        check_beside(policies, _REPLACED, cell.asked)
+        policies = named_in(cell.requested, self.policies)
+        check_beside(policies, _REPLACED, cell.requested)
         settings = resolve(cell, self.name, self.own, self.usual, part, policies)
         # The numbers depend on these besides requests and code: constants and objective, or the model and the scales.
         basis: tuple[object, ...] = settings.part, settings.slo_s, settings.boundary
@@ -285,7 +285,7 @@ class PrefillSystemEntry(PolicySystem[Build]):
         )
         deployment.cluster(settings).system.make_batching()  # shows wrong options before any run
         workload = draw_workload(settings.workload)
-        if "workload" in cell.asked and "slo_ttft_s" not in cell.asked:
+        if "workload" in cell.requested and "slo_ttft_s" not in cell.requested:
             remark = f"objective: TTFT {settings.slo_s:g} s, that of platform={cell.platform!r}"
             workload = replace(workload, provenance=remarked(workload.provenance, remark))
         longest, capacity = max(stream.longest_tokens for stream in workload.streams), settings.kv_capacity
@@ -300,7 +300,7 @@ class PrefillSystemEntry(PolicySystem[Build]):
 
 def pools(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
     """num_short of an eighth and of three eighths of the instances, and of a quarter with controller=off"""
-    instances = cell.asked.get("num_instances", 1)
+    instances = cell.requested.get("num_instances", 1)
     assert isinstance(instances, int)
     few, usual, many = (max(1, round(share * instances)) for share in (0.125, 0.25, 0.375))
     return {"num_short": few}, {"num_short": many}, {"num_short": usual, "controller": "off"}

@@ -22,7 +22,7 @@ from engines.cluster.record import Values, rows_of
 from engines.laps.cluster import PrefillRun
 from repro.families.cluster.system import request_table
 from repro.runs.cell import Cell
-from repro.runs.family import Compute, Mask, column, distribution, family_in, known, mask
+from repro.runs.family import Compute, Mask, column, distribution, family_in, mask, without_nan
 from repro.runs.record import REQUESTS, RunRecord, Table
 
 Floats = npt.NDArray[np.float64]
@@ -100,7 +100,7 @@ def counted(record: RunRecord, length_class: str | None = None) -> Mask:
 
 def ttft_of(record: RunRecord, chosen: Mask) -> Floats:
     """TTFTs of the chosen turns that finished."""
-    return known((column(record, "finished_s") - column(record, "arrival_s"))[chosen])
+    return without_nan((column(record, "finished_s") - column(record, "arrival_s"))[chosen])
 
 
 def violations(record: RunRecord, chosen: Mask) -> float | None:
@@ -294,7 +294,7 @@ MOST_TRIED = 3000
 
 def trial(cell: Cell) -> Cell:
     """The cell with at most as many turns as a trial may have."""
-    turns, instances = cell.asked.get("num_prompts"), cell.asked.get("num_instances", 1)
+    turns, instances = cell.requested.get("num_prompts"), cell.requested.get("num_instances", 1)
     if not isinstance(turns, int) or not isinstance(instances, int) or turns <= MOST_TRIED * instances:
         return cell
     knobs = tuple((name, MOST_TRIED * instances if name == "num_prompts" else value) for name, value in cell.knobs)

@@ -235,7 +235,7 @@ def scaled(kind: type, *, length_scale: float, time_scale: float) -> dict[str, A
 
 def workload_of(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> "PrefillWorkloadConfig":
     """The workload of a cell: at a rate, in one closed loop (all prompts or a band of lengths), or in two (long and short)."""
-    arrivals, think_s, file = None, knobs.think_s, trace_asked(cell.dataset, knobs, cell.asked)
+    arrivals, think_s, file = None, knobs.think_s, trace_asked(cell.dataset, knobs, cell.requested)
     if cell.rate is not None or knobs.arrivals is not None:
         require(
             knobs.arrivals != "burst" and (knobs.arrivals != "trace" or file is not None),
@@ -246,7 +246,7 @@ def workload_of(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> "Prefill
     else:
         for name, needed in (("burstiness", "a request rate"), ("time_scale", "arrivals='trace'")):
             require(getattr(knobs, name) is None, f"{name} has no effect without {needed}: leave it out")
-    asked = cell.asked
+    asked = cell.requested
     default_turns = part.num_turns if file is None else trace_of(file, cell.seed).num_rounds
     is_replayed = arrivals is not None and arrivals.kind == "trace"
     conversations = ConversationConfig(

@@ -150,7 +150,7 @@ class Planner:
         settings = resolve(cell, self.name, PlannerKnobs, most_gpus=_MOST_GPUS)
         require(cell.rate is not None, "request_rate=inf: the planner needs a number of sessions/s")
         assert cell.rate is not None
-        given = cell.asked
+        given = cell.requested
         knobs: PlannerKnobs = settings.own
         for name in ("deployment", "transient", "planning_rate"):
             require(

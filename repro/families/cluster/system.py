@@ -41,11 +41,11 @@ class PolicySystem(Generic[Build]):
 
     def options_of(self, cell: Cell) -> Options:
         option_names = {*knobs_of(self.own), *self.plugged_in(cell)}
-        return tuple((name, value) for name, value in sorted(cell.asked.items()) if name in option_names)
+        return tuple((name, value) for name, value in sorted(cell.requested.items()) if name in option_names)
 
     def plugged_in(self, cell: Cell) -> Mapping[str, Knob]:
         knobs: dict[str, Knob] = {}
-        for plugin in named_in(cell.asked, self.policies).values():
+        for plugin in named_in(cell.requested, self.policies).values():
             knobs |= plugin.knobs
         return knobs
 

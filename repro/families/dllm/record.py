@@ -18,11 +18,11 @@ from repro.runs.family import (
     column,
     distribution,
     family_in,
-    known,
     late_submissions,
     request_times,
     served_per_second,
     status_counts,
+    without_nan,
 )
 from repro.runs.record import REQUESTS, OnProgress, RunRecord, Table
 from repro.runs.step_driver import Clock, RequestLog, drive_steps, in_arrival_order
@@ -95,7 +95,7 @@ def kv_occupancy(record: RunRecord) -> float | None:
 
 
 def kv_occupancy_peak(record: RunRecord) -> float | None:
-    shares = known(_kv_shares(record))
+    shares = without_nan(_kv_shares(record))
     return float(shares.max()) if shares.size else None
 
 
@@ -223,7 +223,7 @@ def submissions(record: RunRecord) -> Iterator[str]:
 def score(record: RunRecord) -> tuple[float, ...]:
     """The score of a trial, where less is better: minus tokens/s, then mean latency."""
     latencies = request_times(record, "e2el_s")
-    rate = served_per_second(record, summed="output_len") or 0.0
+    rate = served_per_second(record, sum_column="output_len") or 0.0
     return -rate, float(latencies.mean()) if latencies.size else math.inf
 
 

@@ -90,7 +90,7 @@ def traced_requests(
         cell.seed,
         lambda tokens: generation_of(-(-tokens // block) * block),
         most=max_tokens,
-        num=requested.num_prompts if "num_prompts" in cell.asked else None,
+        num=requested.num_prompts if "num_prompts" in cell.requested else None,
         length_scale=requested.length_scale,
         fixed_prompt_len=requested.input_len,
         encode=_encoding(settings),

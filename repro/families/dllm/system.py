@@ -72,7 +72,7 @@ class DllmSystem:
         settings = self._of_method(requested, cell)
         recorded = None if settings.replay is None else import_module(REPLAY).recorded(settings.replay)
         task = None if recorded is not None else task_of(cell, settings)
-        file = trace_asked(cell.dataset, settings.asked, cell.asked)
+        file = trace_asked(cell.dataset, settings.asked, cell.requested)
         if file is not None:
             require(
                 recorded is None, "replay follows the requests of its run, or those of a data set: leave workload out"
@@ -233,12 +233,12 @@ def resolve(cell: Cell, method: Method) -> DllmSettings:
 
 def _usual(cell: Cell, part: DllmPart) -> dict[str, Any]:
     """A platform's defaults for a cell, by name. A workload file has its own lengths and number of requests."""
-    is_traced, is_measured = "workload" in cell.asked, cell.executor == "torch"
+    is_traced, is_measured = "workload" in cell.requested, cell.executor == "torch"
     names = ("gen_length", "block_length", "steps", "max_num_batched_tokens", "max_num_logits", "max_num_seqs")
     defaults = {name: getattr(part, name) for name in (*names, "max_model_len", "model")}
     defaults |= {"device": part.device, "dtype": part.dtype} if is_measured else {}
     sizes = {**{task.name: task.num_problems for task in TASKS.values()}, **part.num_requests}
-    if cell.dataset not in sizes and "num_prompts" not in cell.asked and not is_traced:
+    if cell.dataset not in sizes and "num_prompts" not in cell.requested and not is_traced:
         load_card(cell.dataset)  # refuses what is no data set at all, by name
         raise UserError(
             f"dataset={cell.dataset!r} has no default size on platform={cell.platform!r}: give --num-prompts"

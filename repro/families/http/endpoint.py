@@ -17,7 +17,7 @@ from baselines.servers.process import NoPage, ask, redirect, unread
 from engines.data import DECODER
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range
-from repro.runs.clean import hidden
+from repro.runs.clean import without_secrets
 from repro.runs.http_driver import Clock, Reply, Send
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ class Endpoint(Checked):
             parts = urlsplit(self.url)
             host = parts.hostname, parts.port
         except ValueError as error:  # half an IPv6 address, a port that is none
-            shown = "url" if "@" in self.url else f"url={hidden(self.url)!r}"
+            shown = "url" if "@" in self.url else f"url={without_secrets(self.url)!r}"
             raise UserError(f"{shown} is no address of a server ({error}): correct it") from None
         require(not parts.username and not parts.password, f"url holds a password: set {KEY_VARIABLE} instead")
-        url = f"url={hidden(self.url)!r}"
+        url = f"url={without_secrets(self.url)!r}"
         is_http = parts.scheme in ("http", "https") and bool(host[0])
         require(is_http, f"{url} is no address of a server: write it like http://127.0.0.1:8000")
         is_plain = self.url.isascii() and self.url.isprintable() and " " not in self.url

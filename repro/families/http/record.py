@@ -15,11 +15,11 @@ from repro.runs.family import (
     column,
     distribution,
     family_in,
+    goodput_facts,
     is_ok,
-    known,
     late_submissions,
     mask,
-    told_of_good,
+    without_nan,
 )
 from repro.runs.http_driver import Exchange, Reply
 from repro.runs.record import REQUESTS, RunRecord, Table
@@ -189,7 +189,7 @@ def achieved_rate(record: RunRecord) -> float | None:
 
 
 def _rate(times: Floats) -> float | None:
-    times = known(times)
+    times = without_nan(times)
     span = float(times.max() - times.min()) if times.size > 1 else 0.0
     return (times.size - 1) / span if span > 0 else None
 
@@ -217,11 +217,11 @@ def goodput_http(record: RunRecord) -> dict[str, Any]:
     for name, limit in limits.items():
         # An answer in one piece has no time per token, and so breaks no such limit.
         good = good & ((times[name] <= limit) | (np.isnan(times[name]) if name in ("tpot", "itl") else False))
-    return {"limits_s": limits, **told_of_good(record, good)}
+    return {"limits_s": limits, **goodput_facts(record, good)}
 
 
 def _of_known(times: Floats) -> dict[str, Any]:
-    return distribution(known(times))
+    return distribution(without_nan(times))
 
 
 def input_len(record: RunRecord) -> dict[str, Any]:
@@ -315,7 +315,7 @@ def no_drift(record: RunRecord) -> Iterator[str]:
     """The wait for the first output must not grow. We check only runs with a rate, because requests that come all at once have to wait."""
     if record.facts.get("requested_rate") is None:
         return
-    ttft = known(column(record, "first_output_s") - column(record, "arrival_s"))
+    ttft = without_nan(column(record, "first_output_s") - column(record, "arrival_s"))
     quarter = ttft.size // 4
     if quarter < MIN_REQUESTS // 2:
         return

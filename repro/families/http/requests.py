@@ -265,7 +265,7 @@ def workload_of(cell: Cell, knobs: HttpKnobs, model: str, context: int | None) -
         decode=tokenizer.decode,
         encode=tokenizer.encode,
     )
-    file = trace_asked(cell.dataset, knobs, cell.asked)
+    file = trace_asked(cell.dataset, knobs, cell.requested)
     is_of_rounds = cell.dataset.lower() in known_session_cards()
     if file is not None:
         is_of_rounds = max(len(session.rounds) for session in trace_of(file, cell.seed).sessions) > 1
@@ -345,7 +345,7 @@ def _traced(cell: Cell, knobs: HttpKnobs, file: Traced, context: int | None, tok
         cell.seed,
         whole_answer,
         most=context or MOST_TOKENS,
-        num=knobs.num_prompts if "num_prompts" in cell.asked else None,
+        num=knobs.num_prompts if "num_prompts" in cell.requested else None,
         length_scale=1.0 if knobs.length_scale is None else knobs.length_scale,
         fixed_prompt_len=knobs.input_len,
         encode=tokenizer.encode,
@@ -360,7 +360,7 @@ def _sessions(
         SessionWorkloadConfig(
             trace=cell.dataset,
             num_sessions=knobs.num_prompts
-            if file is None or "num_prompts" in cell.asked
+            if file is None or "num_prompts" in cell.requested
             else len(trace_of(file, cell.seed).sessions),
             seed=cell.seed,
             arrivals=_arrivals(cell, knobs),

@@ -90,7 +90,7 @@ def _history(exchanges: Sequence[Exchange]) -> str | None:
 
 def attached(cell: Cell) -> tuple[HttpDeployment, HttpWorkload]:
     """Connect to the server at the cell's URL, and ask it for its model."""
-    knobs = resolve(cell.system, cell.asked)
+    knobs = resolve(cell.system, cell.requested)
     card = knobs.endpoint.card(knobs.model)
     context = card.get("max_model_len")
     workload = workload_of(cell, knobs, str(card["id"]), context if type(context) is int and context > 0 else None)

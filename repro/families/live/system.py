@@ -34,8 +34,8 @@ from repro.families.cluster.deployments import parse_deployment
 from repro.families.live.over_dynamo import Direct, Front, OverDynamo, seen_by_client
 from repro.families.platforms import platform
 from repro.runs.cell import Cell
-from repro.runs.code import why_here
-from repro.runs.family import Family, distribution, known, metrics_in, summary_in, window_s
+from repro.runs.code import why_not_importable
+from repro.runs.family import Family, distribution, metrics_in, summary_in, window_s, without_nan
 from repro.runs.record import REQUESTS, Obtained, OnProgress, RunRecord
 from repro.workloads.served import workload_knobs
 from repro.workloads.sessions import SessionWorkload, SessionWorkloadConfig, build_sessions
@@ -133,15 +133,16 @@ def resolve(cell: Cell, system: str) -> LiveSettings:
         f"platform={target.name!r}, executor={cell.executor!r}: system={system!r} runs workers on this machine's cores, use "
         "cpu-tiny and torch",
     )
-    plugins = own_policies(cell.asked)
+    requested = cell.requested
+    plugins = own_policies(requested)
     plugged = (plugin.knobs for plugin in plugins.values())
-    knobs = resolve_knobs(LiveKnobs, cell.asked, AmpdConfig, *plugged, workload_knobs(cell.asked), system=system)
-    policies = given_to(AmpdConfig(), cell.asked)
+    knobs = resolve_knobs(LiveKnobs, requested, AmpdConfig, *plugged, workload_knobs(requested), system=system)
+    policies = given_to(AmpdConfig(), requested)
     facts = {"model": _UNMEASURED, "slo": Slo(ttft_s=knobs.slo_ttft_s, itl_s=knobs.slo_itl_s), "seed": cell.seed}
     for plugin in plugins.values():
         module, _, name = plugin.where.partition(":")
         if plugin.kind.name == "queue" or knobs.frontend is not None:
-            reason = why_here(module, name, elsewhere=plugin.kind.name != "queue")
+            reason = why_not_importable(module, name, is_remote=plugin.kind.name != "queue")
             require(reason is None, f"{plugin.kind.name}={plugin.where!r} {reason}")
         plugin.checked(**{name: facts[name] for name in plugin.kind.offered})
     deployment = parse_deployment(knobs.deployment)
@@ -168,7 +169,7 @@ def workers_lived(record: RunRecord) -> Iterator[str]:
 
 
 def round_ttft_s(record: RunRecord) -> dict[str, Any]:
-    return distribution(known(ttft_of(record)))
+    return distribution(without_nan(ttft_of(record)))
 
 
 def goodput(record: RunRecord) -> float | None:

@@ -12,7 +12,7 @@ from repro.capacity import answers
 from repro.capacity.answers import MOST_RATE, Lattice, climb, fewest
 from repro.capacity.objectives import Sample, Times, parse_objectives
 from repro.capacity.sites import Plan, Ranked
-from repro.runs.tuning import Space, settled
+from repro.runs.tuning import Space, best_choices
 
 LATTICE = Lattice(resolution=0.05)
 
@@ -235,13 +235,13 @@ def test_a_search_finds_the_best_where_choices_do_not_hang_together_and_races_no
     def is_possible(choices):
         return choices[:2] != bad
 
-    found = settled(space, is_possible, race, lambda: sorted(raced, key=value, reverse=True))
-    every = [each for first in space.joint(2) for each in (first, *space.around(first))]
+    found = best_choices(space, is_possible, race, lambda: sorted(raced, key=value, reverse=True))
+    every = [each for first in space.joint(2) for each in (first, *space.neighbours(first))]
     assert space.num == 120
     assert len(raced) == len({*raced}) < 60
     assert not any(each[:2] == bad for each in raced)
     assert value(found) >= max(value(each) for each in every if is_possible(each))
-    assert all(value(each) <= value(found) for each in space.around(found) if is_possible(each))
+    assert all(value(each) <= value(found) for each in space.neighbours(found) if is_possible(each))
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def test_a_server_is_asked_for_the_lengths_of_the_file(is_whole):
     name = "own" if is_whole else "mine"
     fields = {"dataset": name, "platform": "endpoint", "executor": "torch", "rate": None, "seed": 0}
     cell = api.Cell(system="openai-http", knobs=tuple(given.items()), **fields)
-    asked = workload_of(cell, resolve(cell.system, cell.asked), "model", None).conversations
+    asked = workload_of(cell, resolve(cell.system, cell.requested), "model", None).conversations
     assert [each.arrival_s for each in asked] == [time for time, *_ in ROWS]
     later = [(7, 3)] * is_whole
     assert [[(len(turn.new_ids), turn.asked_tokens) for turn in each.turns] for each in asked] == [

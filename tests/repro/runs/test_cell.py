@@ -50,7 +50,7 @@ def test_key_is_pinned():
 
 def test_another_seed_and_another_figure_are_as_if_made_anew():
     for cell in (replace(CELL), CELL):  # without a key that is known, and with one
-        again, elsewhere = cell.with_seed(7), cell.asked_by("fig5")
+        again, elsewhere = cell.with_seed(7), cell.with_figure("fig5")
         for found, made in ((again, replace(cell, seed=7)), (elsewhere, replace(cell, figure="fig5"))):
             assert found == made
             assert (found.key, found.folder_name) == (made.key, made.folder_name)
@@ -61,7 +61,7 @@ def test_another_seed_and_another_figure_are_as_if_made_anew():
     with refuses("seed=True"):
         CELL.with_seed(True)
     with refuses("figure=' '"):
-        CELL.asked_by(" ")
+        CELL.with_figure(" ")
 
 
 @pytest.mark.parametrize("change", CASES["fields of the key"])

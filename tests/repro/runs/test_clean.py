@@ -8,7 +8,7 @@ from support.tables import data_beside
 
 from engines.knobs import knobs_of
 from repro.runs.cell import Cell
-from repro.runs.clean import cleaned, hidden, is_secret
+from repro.runs.clean import clean_value, is_secret, without_secrets
 from repro.runs.system import SYSTEMS, settings_of
 
 VALUE = "harmless-9f3e"
@@ -32,14 +32,14 @@ def test_names_of_secrets_in_any_spelling(name):
         f"knob={json.dumps(json.dumps(nested))}",
     ]
     for text in texts:
-        assert VALUE not in hidden(text), text
-    assert VALUE not in json.dumps(cleaned({"extra": json.dumps(nested), "deep": nested}))
-    assert cleaned(nested)["a"][0]["b"]["steps"] == 8
+        assert VALUE not in without_secrets(text), text
+    assert VALUE not in json.dumps(clean_value({"extra": json.dumps(nested), "deep": nested}))
+    assert clean_value(nested)["a"][0]["b"]["steps"] == 8
 
 
 @pytest.mark.parametrize("text", SECRETS["forms"])
 def test_what_has_the_form_of_a_secret(text):
-    found = hidden(f"said: {text.replace('VALUE', VALUE)}, and more")
+    found = without_secrets(f"said: {text.replace('VALUE', VALUE)}, and more")
     assert VALUE not in found
     assert "abcdef1234" not in found
     assert "Abc_123456" not in found
@@ -49,7 +49,7 @@ def test_what_has_the_form_of_a_secret(text):
 
 @pytest.mark.parametrize("text", SECRETS["plain"])
 def test_what_is_no_secret_is_left_as_it_is(text):
-    assert hidden(text) == text
+    assert without_secrets(text) == text
 
 
 def test_no_setting_of_ours_is_taken_for_a_secret():
@@ -60,7 +60,7 @@ def test_no_setting_of_ours_is_taken_for_a_secret():
 
 def test_what_the_environment_holds_as_a_secret_is_known_by_its_value(monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "plainword123")
-    assert cleaned({"error": "no such key: plainword123"}) == {"error": "no such key: ***"}
+    assert clean_value({"error": "no such key: plainword123"}) == {"error": "no such key: ***"}
 
 
 def _cell(**knobs: str) -> Cell:
@@ -86,4 +86,4 @@ def test_a_cell_is_known_by_all_but_its_secrets(monkeypatch, tmp_path):
 def test_another_folder_is_not_taken_for_the_home(text, monkeypatch):
     monkeypatch.setenv("HOME", "/home/alice")
     told = text.format(home=Path.home())
-    assert cleaned(told) == told
+    assert clean_value(told) == told

@@ -218,10 +218,10 @@ def test_sources_of_kernels_count(tmp_path, monkeypatch, file):
     monkeypatch.setattr(code, "_HOME", tmp_path)
     kernels = tmp_path / "engines" / "kernels"
     shutil.copytree(REPO / "engines" / "kernels", kernels)
-    before = code._of_room.__wrapped__("engines/kernels")
+    before = code._folder_digest.__wrapped__("engines/kernels")
     with (kernels / file).open("a") as changed:
         changed.write("\nLIMIT = 1;\n")
-    assert code._of_room.__wrapped__("engines/kernels") != before
+    assert code._folder_digest.__wrapped__("engines/kernels") != before
 
 
 def test_all_packages_decide_a_family_that_is_none_of_ours():
@@ -257,7 +257,7 @@ BENCH = ("bench", "--platform", "l40s", "--request-rate", "1", "--num-prompts", 
 
 def test_an_edit_of_a_schedulers_charge_runs_again_and_one_of_a_comment_does_not(tmp_path, monkeypatch, request):
     request.addfinalizer(code_of.cache_clear)
-    monkeypatch.setattr(code, "_of_room", cache(code._of_room.__wrapped__))
+    monkeypatch.setattr(code, "_folder_digest", cache(code._folder_digest.__wrapped__))
     for name in ("engines", "baselines", "repro"):
         shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("*.safetensors", "*.gz"))
     monkeypatch.setattr(code, "_HOME", tmp_path)
@@ -265,7 +265,7 @@ def test_an_edit_of_a_schedulers_charge_runs_again_and_one_of_a_comment_does_not
 
     def bench(*options: str) -> str:
         code_of.cache_clear()
-        code._of_room.cache_clear()
+        code._folder_digest.cache_clear()
         done = repro(*BENCH[:-1], tmp_path / "runs", *options)
         assert done.code == 0, done.err
         return " ".join((done.out + done.err).split())

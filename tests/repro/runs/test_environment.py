@@ -19,9 +19,9 @@ from engines.errors import UserError
 from repro.paths import REPO
 from repro.runs import environment
 from repro.runs.clean import clean_command
-from repro.runs.environment import VARIABLES, check_settled, instructions, settle
+from repro.runs.environment import VARIABLES, check_instructions, instructions, settle
 from repro.runs.experiment import prepare
-from repro.runs.provenance import GitState, Timing, collect, git_state, machine_identity, unlike
+from repro.runs.provenance import GitState, Timing, collect, differing_facts, git_state, machine_identity
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
 
@@ -89,16 +89,16 @@ def test_torch_that_came_before_is_refused_a_measured_run_and_no_simulated_one(a
     assert repro.run("dllm-serve", "burst", platform="rtx4090", num_prompts=1, result_dir=tmp_path).validity.valid
     # Without AMX it is all the same.
     monkeypatch.setattr(environment, "processor_flags", lambda: AVX512)
-    check_settled()
+    check_instructions()
 
 
 def test_a_limit_that_is_changed_beside_torch_is_refused(monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setattr(environment, "_at_start", (environment.limit(), False))
-    check_settled()
+    check_instructions()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
     with pytest.raises(UserError, match="AVX512_CORE may have come too late"):
-        check_settled()
+        check_instructions()
 
 
 @pytest.mark.parametrize(("told", "is_late"), [("", True), ("AVX512_CORE", False)])
@@ -125,7 +125,7 @@ def test_a_variable_that_changes_numbers_is_of_the_machine(name, value, tmp_path
     monkeypatch.setenv(name, value)
     there = machine_identity("cpu")
     assert there["environment"][name] == value
-    assert unlike([here, there]) == {name: ["not set", value]}
+    assert differing_facts([here, there]) == {name: ["not set", value]}
     assert experiment.machine == there
 
 
@@ -164,17 +164,17 @@ def test_threads_that_a_script_sets_are_another_machine():
         there = machine_identity("cpu")
     finally:
         torch.set_num_threads(before)
-    assert unlike([here, there]) == {"torch_threads": ["None", str(before + 1)]}
+    assert differing_facts([here, there]) == {"torch_threads": ["None", str(before + 1)]}
 
 
 def test_a_machine_that_says_nothing_of_its_environment_is_held_to_be_alike():
     """Runs that were stored before it was told."""
     here = machine_identity("cpu")
     old = {name: here[name] for name in ("cpu", "cores", "threads", "torch")}
-    assert unlike([old, here]) == {}
-    assert unlike([{**old, "cores": -1}, here]) == {"cores": ["-1", str(here["cores"])]}
+    assert differing_facts([old, here]) == {}
+    assert differing_facts([{**old, "cores": -1}, here]) == {"cores": ["-1", str(here["cores"])]}
     # Every machine tells its cores: one that does not is another.
-    assert unlike([{"cpu": "one"}, {"cpu": "one", "cores": 2}]) == {"cores": ["None", "2"]}
+    assert differing_facts([{"cpu": "one"}, {"cpu": "one", "cores": 2}]) == {"cores": ["None", "2"]}
 
 
 def test_settling_twice_keeps_what_was_first(monkeypatch):

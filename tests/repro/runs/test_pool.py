@@ -28,9 +28,9 @@ from repro.runs import pool
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.pool import LocalPool
-from repro.runs.ray_pool import Node, RayPool, RayWorker, check_address, died, gather, measuring, nodes_of, passed_on
-from repro.runs.runner import Assignment, Hooks, by_repeats, run_by_workers
-from repro.runs.sitting import UnitLocks, locked
+from repro.runs.ray_pool import Node, RayPool, RayWorker, check_address, copy_code, died, nodes_of, pick_node, ray_env
+from repro.runs.runner import Assignment, Hooks, group_repeats, run_by_workers
+from repro.runs.sitting import UnitLocks, lock_file
 from repro.runs.store import PROVENANCE, Packed, Store, parts_of
 from repro.runs.sweep import Sweep
 
@@ -60,7 +60,7 @@ def run(
     cluster: FakeCluster, experiments: Sequence[Experiment] = EXPERIMENTS, *, num: int = 2, goes_on: bool = True
 ) -> Heard:
     heard = Heard(goes_on=goes_on)
-    run_by_workers(Assignment(by_repeats(experiments)), cluster.starts(num), heard.hooks)
+    run_by_workers(Assignment(group_repeats(experiments)), cluster.starts(num), heard.hooks)
     assert all(worker.is_closed for worker in cluster.workers)
     return heard
 
@@ -147,7 +147,7 @@ def test_a_folder_is_shared_whatever_it_is_called_and_wherever_temporary_files_g
         monkeypatch.setenv("TMPDIR", str(tmp_path))
         monkeypatch.setattr("tempfile.tempdir", None)
         assert others_find([tmp_path / "also" / ".a.lock"]) == [False]
-        assert locked(tmp_path / "runs" / ".a.lock", wait=False) is None, "nor has it a thread of this process"
+        assert lock_file(tmp_path / "runs" / ".a.lock", wait=False) is None, "nor has it a thread of this process"
 
 
 def test_whoever_may_write_to_the_runs_may_lock_them(tmp_path):
@@ -225,7 +225,7 @@ def listening(path: Path) -> None:
 def test_what_somebody_put_where_a_lock_goes_is_refused(tmp_path, put, why):
     put(tmp_path / ".a.lock")
     with pytest.raises(RunError, match=rf"\.lock cannot be locked in .* \({why}\): remove it, or give another"):
-        locked(tmp_path / ".a.lock", wait=False)
+        lock_file(tmp_path / ".a.lock", wait=False)
     assert not (tmp_path / "target").exists()
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -240,7 +240,7 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, caplog):
 
 
 def held(path: Path, *, wait: bool = False) -> ExitStack:
-    lock = locked(path, wait=wait)
+    lock = lock_file(path, wait=wait)
     assert lock is not None
     return lock
 
@@ -250,7 +250,7 @@ def others_find(paths: Sequence[Path]) -> list[bool]:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        found = [locked(path, wait=False) for path in paths]
+        found = [lock_file(path, wait=False) for path in paths]
         os.write(writer, bytes(lock is not None for lock in found))
         for lock in found:
             if lock is not None:
@@ -282,20 +282,20 @@ def test_measured_runs_ask_for_the_gpus_of_their_platform():
 
 def test_the_node_that_measures():
     head, small, large = node("head", cpus=2), node("small", gpus=1), node("large", gpus=8)
-    assert measuring([head, small, large], 0) == head
-    assert measuring([small, head, large], 1) == large
-    assert measuring([head, small, large], 2) == large
+    assert pick_node([head, small, large], 0) == head
+    assert pick_node([small, head, large], 1) == large
+    assert pick_node([head, small, large], 2) == large
     with pytest.raises(UserError, match="a node with 1 GPUs, and the cluster has none"):
-        measuring([head], 1)
+        pick_node([head], 1)
 
 
 def test_nodes_that_share_a_machine_do_not_measure():
     shared = [node("a", "m"), node("b", "m")]
     with pytest.raises(UserError, match="2 nodes of this cluster share m: measure with --pool local"):
-        measuring(shared, 0)
-    assert measuring([*shared, node("c")], 0) == node("c")
+        pick_node(shared, 0)
+    assert pick_node([*shared, node("c")], 0) == node("c")
     # One without CPUs has tasks too, those that ask for none.
-    assert measuring([node("head", "m", cpus=0), node("b", "m"), node("c")], 0) == node("c")
+    assert pick_node([node("head", "m", cpus=0), node("b", "m"), node("c")], 0) == node("c")
 
 
 def test_nodes_that_are_dead_are_none():
@@ -320,7 +320,7 @@ def test_a_node_that_dies_before_it_answers_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("repro.runs.ray_pool.PATIENCE_S", 0.01)
     pool._ray = SimpleNamespace(nodes=lambda: [next(answers)])
     with pytest.raises(RunError, match=r"^node 10\.0\.0\.7 \(m\) died before it answered: run the command again"):
-        pool._answered(Future(), asked)
+        pool._wait_for(Future(), asked)
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", ":6379", "head:", "http://head:8265", ""])
@@ -341,7 +341,7 @@ def test_what_workers_get_of_the_environment(tmp_path, monkeypatch):
     }
     left_out = {"HF_TOKEN": "secret", "TORCH_HUB_TOKEN": "secret", "LD_PRELOAD": "/lib/x.so", "HOME": "/"}
     told = {"REPRO_DATA_DIR": "data", **kept, **left_out}
-    assert passed_on(told) == {"REPRO_DATA_DIR": str(tmp_path / "data"), **kept}
+    assert ray_env(told) == {"REPRO_DATA_DIR": str(tmp_path / "data"), **kept}
 
 
 @pytest.mark.parametrize("system", ["openai-http", "vllm", "dynamo", "ampd-live"])
@@ -368,7 +368,7 @@ def test_runs_against_real_servers_are_refused_before_anything_starts(system, mo
 
 def test_plug_ins_are_sent_along(tmp_path):
     experiment = prepare(fake_cell())
-    gather([experiment], tmp_path)
+    copy_code([experiment], tmp_path)
     assert (tmp_path / "support" / "fake_system.py").is_file()
     assert (tmp_path / "repro" / "data" / "results" / "calibration" / "rtx4090.json").is_file()
     assert {path.name for path in tmp_path.iterdir()} == {"support", "repro", "engines", "baselines"}

@@ -14,7 +14,7 @@ from support.fake_workers import PACKING
 
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.pool import local_process
-from repro.runs.runner import Assignment, Hooks, by_repeats, run_by_workers
+from repro.runs.runner import Assignment, Hooks, group_repeats, run_by_workers
 
 EXPERIMENTS = [prepare(fake_cell(seed=seed, num_prompts=2)) for seed in range(12)]
 
@@ -66,7 +66,7 @@ def test_repeats_differ_in_their_seed_alone():
         prepare(replace(fake_cell(seed=0), **changes))
         for changes in ({}, {"seed": 3, "figure": "another"}, {"rate": 0.25}, {"knobs": (("num_prompts", 3),)})
     ]
-    assert list(map(len, by_repeats(asked))) == [2, 1, 1]
+    assert list(map(len, group_repeats(asked))) == [2, 1, 1]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a process is killed by a signal")

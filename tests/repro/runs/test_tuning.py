@@ -14,7 +14,7 @@ from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import check_device, prepare
 from repro.runs.record import RunRecord
 from repro.runs.system import SYSTEMS, TuneKnobs, free_of, settings_of
-from repro.runs.tuning import CANDIDATES, TRIALS, TUNING_SEED, candidates, halved
+from repro.runs.tuning import CANDIDATES, TRIALS, TUNING_SEED, candidates, successive_halving
 
 TUNABLE = [name for name in SYSTEMS if free_of(name)]
 PREFILL_SYSTEMS = [name for name in TUNABLE if SYSTEMS.get(name).family is PREFILL]
@@ -33,7 +33,7 @@ def test_a_search_has_as_many_trials_however_many_candidates(num):
         seen.append((candidate, sample))
         return (float(candidate != num - 2), 0.0)
 
-    assert halved(range(num), trial) == num - 2
+    assert successive_halving(range(num), trial) == num - 2
     assert len(seen) == len(set(seen)) == TRIALS
     shared = Counter(candidate for candidate, _ in seen)
     # The winner and the last that was dropped met every sample there was.
@@ -48,10 +48,10 @@ def test_half_are_dropped_by_the_mean_so_far_and_equals_by_their_place():
         # 3 is best on the first sample alone.
         return (-1.0 if (candidate, sample) == (3, 0) else float(candidate % 4), 0.0)
 
-    assert halved(range(16), trial) == 0
+    assert successive_halving(range(16), trial) == 0
     assert [rounds[sample] for sample in (0, 1, 3)] == [[*range(16)], [0, 1, 3, 4, 5, 8, 9, 12], [0, 4, 8, 12]]
-    assert halved("ab", lambda which, sample: (1.0, 0.0)) == "a"
-    assert halved("ab", lambda which, sample: (1.0, float(which == "a"))) == "b"
+    assert successive_halving("ab", lambda which, sample: (1.0, 0.0)) == "a"
+    assert successive_halving("ab", lambda which, sample: (1.0, float(which == "a"))) == "b"
 
 
 def test_what_a_cell_sets_or_what_has_no_effect_in_it_is_not_free():
@@ -133,7 +133,7 @@ def test_a_search_is_no_worse_than_the_defaults_where_they_are_poor():
 @pytest.mark.parametrize(("turns", "instances", "tried"), [(15_000, 1, 3000), (15_000, 8, 15_000), (2000, 1, 2000)])
 def test_trials_of_long_runs_are_short_ones(turns, instances, tried):
     own = cell("sglang-pd", num_prompts=turns, num_instances=instances)
-    assert PREFILL.trial(own).asked["num_prompts"] == tried
+    assert PREFILL.trial(own).requested["num_prompts"] == tried
     assert PREFILL.trial(own).without("num_prompts") == own.without("num_prompts")
 
 
