@@ -206,7 +206,7 @@ class SessionOptions(Checked):
 
     def workload(self, trace: str, card: SessionCard | None, gpus: int, rate: float) -> SessionWorkloadConfig:
         """Return the sessions of a card, or those of ``trace``, a user's own file or workload."""
-        from repro.families.cluster.ampd_settings import SessionKnobs, sessions_asked
+        from repro.families.cluster.ampd_settings import SessionKnobs, session_config
         from repro.runs.cell import Cell
 
         knobs: dict[str, Any] = {} if self.trace_path is None else {"dataset_path": str(self.trace_path)}
@@ -224,7 +224,7 @@ class SessionOptions(Checked):
             seed=PLAN_SEED,
             knobs=tuple(knobs.items()),
         )
-        return sessions_asked(cell, SessionKnobs(num_prompts=self.num_sessions, **knobs), num_sessions=num_sessions)
+        return session_config(cell, SessionKnobs(num_prompts=self.num_sessions, **knobs), num_sessions=num_sessions)
 
 
 @dataclass(frozen=True, kw_only=True)

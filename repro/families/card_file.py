@@ -82,22 +82,22 @@ def platform_of(path: str, name: str | None) -> Platform:
 def card_of(path: Path) -> tuple[Card, str]:
     """The card without its fitted calibration, which the caller may be about to make, and the diffusion LLM that it runs."""
     try:
-        parsed = replace(_told(path), calibration=None)
+        parsed = replace(_card_file(path), calibration=None)
         return _card(path, parsed), parsed.dllm.get("model", _DLLM_MODEL)
     except UserError as error:
         raise UserError(f"platform={str(path)!r}: {error}") from None
 
 
 @kept(maxsize=64)
-def _read(path: Path, told: str) -> Platform:
+def _read(path: Path, shown_path: str) -> Platform:
     try:
-        parsed = _told(path)
+        parsed = _card_file(path)
         card = _card(path, parsed)
         parts = _dllm(parsed.dllm, card), _ampd(parsed, card), _laps(parsed, card)
     except UserError as error:
-        raise UserError(f"platform={told!r}: {error}") from None
+        raise UserError(f"platform={shown_path!r}: {error}") from None
     return Platform(
-        name=f"{told}:{card.name}",
+        name=f"{shown_path}:{card.name}",
         title=f"{card.name} {parsed.memory_gb:g} GB ({path.name})",
         executor="roofline",
         gpu=card,
@@ -106,7 +106,7 @@ def _read(path: Path, told: str) -> Platform:
     )
 
 
-def _told(path: Path) -> CardFile:
+def _card_file(path: Path) -> CardFile:
     require(os.path.lexists(path), "there is no such file: give the path of a card's YAML")
     try:
         content = read_yaml(path)
@@ -134,17 +134,17 @@ def _told(path: Path) -> CardFile:
     return parsed
 
 
-def _card(path: Path, said: CardFile) -> Card:
+def _card(path: Path, fields: CardFile) -> Card:
     return Card(
-        name=said.name,
-        bf16_tflops=float(said.bf16_tflops),
-        memory_bandwidth_gb_s=float(said.memory_bandwidth_gb_s),
-        memory_bytes=round(said.memory_gb * GB),
-        nvlink_gb_s=None if said.nvlink_gb_s is None else float(said.nvlink_gb_s),
-        pcie_gb_s=float(said.pcie_gb_s),
-        source=said.source,
-        calibration=None if said.calibration is None else _calibration(path.parent / said.calibration, said.name),
-        tables=None if said.kernels is None else load_folder(said.name, path.parent / said.kernels),
+        name=fields.name,
+        bf16_tflops=float(fields.bf16_tflops),
+        memory_bandwidth_gb_s=float(fields.memory_bandwidth_gb_s),
+        memory_bytes=round(fields.memory_gb * GB),
+        nvlink_gb_s=None if fields.nvlink_gb_s is None else float(fields.nvlink_gb_s),
+        pcie_gb_s=float(fields.pcie_gb_s),
+        source=fields.source,
+        calibration=None if fields.calibration is None else _calibration(path.parent / fields.calibration, fields.name),
+        tables=None if fields.kernels is None else load_folder(fields.name, path.parent / fields.kernels),
     )
 
 
@@ -155,7 +155,7 @@ def _calibration(path: Path, card: str) -> CardCalibration:
     return fit
 
 
-def _dllm(own: Mapping[str, Any], card: Gpu) -> DllmPart:
+def _dllm(settings: Mapping[str, Any], card: Gpu) -> DllmPart:
     by_peak = card.bf16_tflops / L40S.bf16_tflops
     options: dict[str, Any] = {
         "model": _DLLM_MODEL,
@@ -165,23 +165,23 @@ def _dllm(own: Mapping[str, Any], card: Gpu) -> DllmPart:
         # Rates of the L40S, whose knees lie among them, scaled by peak: most steps are bound by arithmetic.
         "rates": tuple(float(f"{rate * by_peak:.2g}") for rate in (0.1, 0.25, 0.5, 1.0)),
         "num_requests": dict.fromkeys(("livebench", "burst", "osc"), 128),
-        **own,
+        **settings,
     }
     tokens = options.get("max_num_batched_tokens") or _step_tokens(options)
     return DllmPart(**{"max_num_batched_tokens": tokens, "max_model_len": min(4096, tokens), **options})
 
 
-def _step_tokens(usual: Mapping[str, Any]) -> int:
+def _step_tokens(defaults: Mapping[str, Any]) -> int:
     """The largest of 16,384, 8,192 and 4,096 tokens for which memory holds the K/V of two such steps, or 4,096 if none fits."""
-    shape = ModelShape.from_config(config_of(usual["model"]), name=usual["model"], dtype_bytes=2)
+    shape = ModelShape.from_config(config_of(defaults["model"]), name=defaults["model"], dtype_bytes=2)
     for tokens in (16384, 8192):
         config = EngineConfig(
             max_num_batched_tokens=tokens,
-            max_num_logits=usual["max_num_logits"],
-            max_num_seqs=usual["max_num_seqs"],
+            max_num_logits=defaults["max_num_logits"],
+            max_num_seqs=defaults["max_num_seqs"],
             max_model_len=4096,
         )
-        if divide_memory(shape, usual["memory_bytes"], config, logit_rows=config.logit_rows).kv_rows >= 2 * tokens:
+        if divide_memory(shape, defaults["memory_bytes"], config, logit_rows=config.logit_rows).kv_rows >= 2 * tokens:
             return tokens
     return 4096
 
@@ -198,14 +198,14 @@ def _check_model(section: str, model: str | None) -> None:
             raise UserError(f"{section}: {error}") from None
 
 
-def _ampd(said: CardFile, card: Gpu) -> ArPart:
+def _ampd(fields: CardFile, card: Gpu) -> ArPart:
     """The defaults of AMPD. The model is Llama-3.1-70B if four cards hold it with ``ROOM``, else Qwen3-32B."""
-    options, constants = said.ampd, cost_constants(said.ampd.get("constants", "physical"))
+    options, constants = fields.ampd, cost_constants(fields.ampd.get("constants", "physical"))
     _check_model("ampd", options.get("model"))
     large = Hardware(shape=model_shape("Llama-3.1-70B"), gpu=card, constants=constants)
     defaults: dict[str, Any] = {
         "model": "Llama-3.1-70B" if large.kv_capacity(4) >= ROOM else "Qwen3-32B",
-        "num_gpus": said.num_gpus,
+        "num_gpus": fields.num_gpus,
         "constants": "physical",
         "rates": (0.8, 1.2, 1.6, 2.0, 2.4),
         "num_sessions": 99,
@@ -214,15 +214,15 @@ def _ampd(said: CardFile, card: Gpu) -> ArPart:
     return ArPart(**{**defaults, **options})
 
 
-def _laps(said: CardFile, card: Gpu) -> PrefillPart:
+def _laps(fields: CardFile, card: Gpu) -> PrefillPart:
     """The defaults of LAPS. The model is Qwen2.5-14B if the card holds it with ``ROOM``, else Qwen2.5-7B."""
-    options, shape = said.laps, model_shape("Qwen2.5-14B")
+    options, shape = fields.laps, model_shape("Qwen2.5-14B")
     _check_model("laps", options.get("model"))
     fits = 0.85 * card.memory_bytes - shape.weight_bytes >= ROOM * shape.kv_bytes_per_token
     defaults: dict[str, Any] = {
-        "title": f"{card.name} {said.memory_gb:g} GB, prefill instances",
+        "title": f"{card.name} {fields.memory_gb:g} GB, prefill instances",
         "gpu": card,
         "model": "Qwen2.5-14B" if fits else "Qwen2.5-7B",
-        "most_instances": said.num_gpus,
+        "most_instances": fields.num_gpus,
     }
     return replace(platform("h200").part(PrefillPart), **{**defaults, **options})

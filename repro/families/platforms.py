@@ -213,14 +213,14 @@ class Platform:
         return replace(self, parts=tuple(parts))
 
 
-def checked_section(name: str, given: Any) -> dict[str, Any]:
+def checked_section(name: str, section: Any) -> dict[str, Any]:
     """Return the values of a family's section by field. Raises UserError if one has the wrong type or is out of range."""
-    require(isinstance(given, dict), f"{name}={given!r} must be a mapping of settings: write them below it")
+    require(isinstance(section, dict), f"{name}={section!r} must be a mapping of settings: write them below it")
     kind, renamed = SECTIONS[name], _FIELDS.get(name, {})
     field_names = {field.name for field in fields(kind)} - {*renamed.values(), "gpu", "objectives"}
     accepted = {**{field_name: field_name for field_name in sorted(field_names)}, **renamed}
     values: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in section.items():
         require(key in accepted, f"{name}: {key}={value!r} is unknown: use one of {', '.join(accepted)}")
         if value is not None:
             values[accepted[key]] = _checked(f"{name}: ", key, accepted[key], kind, value)
@@ -261,7 +261,7 @@ class _Entry(Checked):
 
 
 @cache
-def _stored() -> Mapping[str, Any]:
+def _catalogue() -> Mapping[str, Any]:
     stored: Mapping[str, Any] = read_yaml(STORED)
     return stored
 
@@ -269,13 +269,13 @@ def _stored() -> Mapping[str, Any]:
 @cache
 def paper_objectives() -> Mapping[tuple[str, str], _Objectives]:
     """Objectives of AMPD's paper by model and trace."""
-    printed = _stored()["objectives"].items()
+    printed = _catalogue()["objectives"].items()
     return {(model, trace): _Objectives(*pair) for model, traces in printed for trace, pair in traces.items()}
 
 
 @cache
-def _built(name: str) -> Platform:
-    stored = dict(_stored()["platforms"][name])
+def _load(name: str) -> Platform:
+    stored = dict(_catalogue()["platforms"][name])
     sections = {family: checked_section(family, stored.pop(family)) for family in SECTIONS if family in stored}
     entry = _Entry(**stored)
     return Platform(
@@ -303,10 +303,10 @@ class _Platforms(Registry[Platform]):
     """The platforms of ``platforms.yaml``, which we read on first use, and those of installed packages."""
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_stored()["platforms"])
+        return iter(_catalogue()["platforms"])
 
     def get(self, name: str) -> Platform:
-        return _built(name) if isinstance(name, str) and name in _stored()["platforms"] else super().get(name)
+        return _load(name) if isinstance(name, str) and name in _catalogue()["platforms"] else super().get(name)
 
 
 PLATFORMS = _Platforms("platform", {})

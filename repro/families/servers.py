@@ -16,7 +16,7 @@ from engines.errors import UserError, require
 from engines.knobs import check_given, knobs_of
 from repro.families.http.record import HTTP
 from repro.families.http.requests import HttpKnobs, HttpWorkload, resolve, workload_of
-from repro.families.http.system import EXECUTOR, HttpDeployment, attached
+from repro.families.http.system import EXECUTOR, HttpDeployment, attach
 from repro.families.platforms import Platform, platform
 from repro.runs.cell import Cell
 from repro.runs.family import Family
@@ -103,7 +103,7 @@ class ServerSystem:
     launch: type[Launch]
     family: ClassVar[Family] = HTTP
 
-    def default_dataset(self, where: Platform) -> str:
+    def default_dataset(self, target: Platform) -> str:
         return "gsm8k"
 
     @property
@@ -118,7 +118,7 @@ class ServerSystem:
                 raise UserError(
                     f"{name}={requested[name]!r} has no effect on a server that runs already: leave it out, or leave out url"
                 )
-            return attached(cell)
+            return attach(cell)
         require(
             cell.executor in (MEASURED, EXECUTOR),
             f"executor={cell.executor!r}: {self.name} is a real server: use --executor {MEASURED}, or simulate its policy "

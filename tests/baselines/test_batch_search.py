@@ -297,7 +297,7 @@ def test_a_batch_that_was_asked_for_must_fit_when_it_is_tried():
 
 def forget_measured() -> None:
     on_torch._largest_measured.cache_clear()
-    on_torch._held.cache_clear()
+    on_torch._batch_bytes.cache_clear()
 
 
 def test_it_is_measured_once_for_all_rates(monkeypatch):

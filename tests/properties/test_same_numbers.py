@@ -186,7 +186,7 @@ class Talk:
 
 async def replayed(body: Mapping[str, Any], clock: Clock) -> Reply:
     reply = Reply()
-    await _read(Recorded(body["pace"]), reply, clock, is_chat=True, most=None, needs_count=True)
+    await _read(Recorded(body["pace"]), reply, clock, is_chat=True, limit=None, needs_count=True)
     return reply
 
 

@@ -248,7 +248,7 @@ def resolve(cell: Cell) -> BlockSettings:
         cell.executor in ("torch", "roofline"),
         f"executor={cell.executor!r}: block-diffusion is measured (torch) or simulated (roofline), use one of them",
     )
-    defaults = _usual(target, cell.executor)
+    defaults = _platform_defaults(target, cell.executor)
     model_name = cell.requested.get("model", defaults.get("model"))
     decodes_tokens = bool(cell.requested.get("autoregressive")) and cell.executor == "roofline"
     has_canvases = _has_canvases(model_name) and not decodes_tokens
@@ -333,19 +333,19 @@ def _check_canvases(knobs: BlockKnobs, asked: Mapping[str, Any], *, has_canvases
     )
 
 
-def _usual(where: Platform, executor: str) -> dict[str, Any]:
+def _platform_defaults(target: Platform, executor: str) -> dict[str, Any]:
     """A platform's defaults by name. A CPU has only the defaults of the fields."""
-    if where.gpu is None:
+    if target.gpu is None:
         require(
             executor == "torch",
-            f"executor={executor!r}: platform={where.name!r} names no card to simulate, use --executor torch or a platform such as "
+            f"executor={executor!r}: platform={target.name!r} names no card to simulate, use --executor torch or a platform such as "
             "h200-sdar-8b",
         )
         return {}
-    parts = [part for part in where.parts if isinstance(part, BlockPart)]
+    parts = [part for part in target.parts if isinstance(part, BlockPart)]
     if executor == "torch" and not parts:
-        parts = [BlockPart(model="sdar-8b", memory_limit=gpu(where.gpu).memory_bytes)]
-    part = parts[0] if parts else where.part(BlockPart)
+        parts = [BlockPart(model="sdar-8b", memory_limit=gpu(target.gpu).memory_bytes)]
+    part = parts[0] if parts else target.part(BlockPart)
     defaults = {knob.name: getattr(part, knob.name) for knob in fields(part)}
     if executor == "torch":
         del defaults["tokens_per_forward"]

@@ -226,20 +226,20 @@ class BlockDiffusion:
         file = trace_asked(cell.dataset, settings.knobs, cell.requested)
         task = _task_of(cell, settings) if file is None else None
         if file is not None:
-            workload, asks_texts = _traced(cell, settings, file)
+            workload, asks_texts = _trace_workload(cell, settings, file)
         elif task is not None:
             from repro.families.block.text import text_of
 
             asks_texts, stop_ids = True, text_of(settings).end_ids
-            workload = _problems(cell, settings, task)
+            workload = _task_workload(cell, settings, task)
         else:
-            workload = _requests(cell, settings)
+            workload = _dataset_workload(cell, settings)
         shared, shortest = settings.knobs.shared_len, min(request.prompt_len for request in workload.requests)
         require(
             shared == 0 or shared < shortest,
             f"shared_len={shared} leaves nothing of its own to a prompt of {shortest} tokens, the shortest: lower it",
         )
-        requests = tuple(_request(request, settings, cell.seed, stop_ids) for request in workload.requests)
+        requests = tuple(_engine_request(request, settings, cell.seed, stop_ids) for request in workload.requests)
         deployment = BlockDeployment(settings=settings, seed=cell.seed, task=task, asks_texts=asks_texts)
         return deployment, BlockWorkload(requests=requests, provenance=workload.provenance)
 
@@ -260,7 +260,7 @@ def _task_of(cell: Cell, settings: BlockSettings) -> Task | None:
     return task_asked(cell, TaskOptions(num_problems=num_problems, seed=cell.seed), obstacle)
 
 
-def _problems(cell: Cell, settings: BlockSettings, task: Task) -> Workload:
+def _task_workload(cell: Cell, settings: BlockSettings, task: Task) -> Workload:
     """One request per problem, in problem order. Raises UserError for a prompt that does not fit."""
     from repro.families.block.text import text_of
 
@@ -283,7 +283,7 @@ def _problems(cell: Cell, settings: BlockSettings, task: Task) -> Workload:
     return workload
 
 
-def _traced(cell: Cell, settings: BlockSettings, file: Traced) -> tuple[Workload, bool]:
+def _trace_workload(cell: Cell, settings: BlockSettings, file: Traced) -> tuple[Workload, bool]:
     """One request per row, and whether prompts are texts. An answer is as long as the row's: its last block is cut."""
     knobs, text = settings.knobs, None
     if not settings.is_simulated:
@@ -314,21 +314,21 @@ def room_for_prompt(settings: BlockSettings) -> int:
     return settings.max_model_len - settings.knobs.gen_length - settings.block
 
 
-def _request(asked: Request, settings: BlockSettings, seed: int, stop_ids: frozenset[int]) -> BlockRequest:
+def _engine_request(request: Request, settings: BlockSettings, seed: int, stop_ids: frozenset[int]) -> BlockRequest:
     """The engine's request for a workload's. It gets random ids if the workload gives only a length."""
-    ids = asked.prompt_ids
+    ids = request.prompt_ids
     return BlockRequest(
-        request_id=asked.request_id,
-        prompt_ids=_prompt(settings, asked.prompt_len, seed, asked.request_id) if ids is None else tuple(ids),
-        gen_length=asked.generation.gen_length,
+        request_id=request.request_id,
+        prompt_ids=_prompt(settings, request.prompt_len, seed, request.request_id) if ids is None else tuple(ids),
+        gen_length=request.generation.gen_length,
         rule=settings.rule,
-        sampling=settings.sampling(derive_seed(seed, "sampling", asked.request_id)),
+        sampling=settings.sampling(derive_seed(seed, "sampling", request.request_id)),
         stop_ids=stop_ids,
-        arrival_s=asked.arrival_s,
+        arrival_s=request.arrival_s,
     )
 
 
-def _requests(cell: Cell, settings: BlockSettings) -> Workload:
+def _dataset_workload(cell: Cell, settings: BlockSettings) -> Workload:
     knobs, room = settings.knobs, max(room_for_prompt(settings), MIN_PROMPT_LEN)
     require(
         knobs.input_len is None or MIN_PROMPT_LEN <= knobs.input_len <= room,

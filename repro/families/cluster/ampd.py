@@ -24,7 +24,7 @@ from engines.policies.own import BINDER, QUEUE, ROUTER, Kind, Plugin, check_besi
 from engines.policies.views import NO_OBJECTIVE_S
 from repro.families.cluster.ampd_record import AR, tables_of
 from repro.families.cluster.ampd_settings import ClusterKnobs, ClusterSettings, Ground, resolve, sessions_of
-from repro.families.cluster.deployments import PLANNER, SEARCH, parse_deployment, planned, replicated, splits
+from repro.families.cluster.deployments import PLANNER, SEARCH, best_plans, parse_deployment, replicated, splits
 from repro.families.cluster.system import PolicyDeployment, PolicySystem
 from repro.families.cost import DECODES, PREFILLS, Phase
 from repro.families.platforms import ArPart, Platform, platform
@@ -56,10 +56,10 @@ class ClusterPolicies:
     """Your own order of waiting prefills as module:NAME: a PrefillQueue, made for every worker. It can take slo."""
 
 
-def own_policies(given: Mapping[str, Any], kinds: tuple[Kind, ...] = POLICIES) -> dict[str, Plugin]:
+def own_policies(knobs: Mapping[str, Any], kinds: tuple[Kind, ...] = POLICIES) -> dict[str, Plugin]:
     """A user's policies by kind. Raises UserError for knobs of the policies that they replace."""
-    policies = named_in(given, kinds)
-    check_beside(policies, _REPLACED, given)
+    policies = named_in(knobs, kinds)
+    check_beside(policies, _REPLACED, knobs)
     return policies
 
 
@@ -130,7 +130,7 @@ class ClusterDeployment(PolicyDeployment[Build, ClusterSettings]):
     def cluster(self) -> Cluster:
         ground = self.settings.ground
         if self.how == PLANNER:
-            (best,) = planned(ground, self.settings.planning_rate)
+            (best,) = best_plans(ground, self.settings.planning_rate)
         deployment = best.deployment if self.how == PLANNER else parse_deployment(self.how)
         return self.build(self.settings, deployment)
 
@@ -232,8 +232,8 @@ class ArSystem(PolicySystem[Build]):
         """Which table of free settings applies: the paper's or that of cards (repro.runs.tuning)."""
         return PAPER if platform(cell.platform).part(ArPart).schedules == "paper" else CARDS
 
-    def default_dataset(self, where: Platform) -> str:
-        return where.part(ArPart).trace
+    def default_dataset(self, target: Platform) -> str:
+        return target.part(ArPart).trace
 
     def prepare(self, cell: Cell) -> tuple[ClusterDeployment | Tuned, SessionWorkload]:
         """Raises every UserError that a user can cause."""
@@ -338,14 +338,14 @@ def build_dynamo(settings: ClusterSettings, deployment: Deployment) -> Cluster:
     ground = settings.ground
     cluster = dynamo(ground.hardware, deployment, ground.performance, settings.own)
     cluster.policies.make_router(0)
-    return _sharing(settings, cluster)
+    return _with_shared_blocks(settings, cluster)
 
 
 def build_vllm(settings: ClusterSettings, deployment: Deployment) -> Cluster:
-    return _sharing(settings, vllm(settings.ground.hardware, deployment, settings.own))
+    return _with_shared_blocks(settings, vllm(settings.ground.hardware, deployment, settings.own))
 
 
-def _sharing(settings: ClusterSettings, cluster: Cluster) -> Cluster:
+def _with_shared_blocks(settings: ClusterSettings, cluster: Cluster) -> Cluster:
     """The cluster with workers that share blocks, if the sessions say which. Prefill workers then keep caches of their own."""
     if not settings.workload.with_prefixes:
         return cluster

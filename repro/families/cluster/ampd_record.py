@@ -47,8 +47,8 @@ def tables_of(run: ClusterRun) -> dict[str, Table]:
     requests = request_table(
         request_id=ids,
         arrival_s=sessions["arrival_s"],
-        admitted_s=_initial(ids, run.tasks, "started_s"),
-        first_output_s=_initial(ids, run.rounds, "first_token_s"),
+        admitted_s=_first_values(ids, run.tasks, "started_s"),
+        first_output_s=_first_values(ids, run.rounds, "first_token_s"),
         finished_s=sessions["finished_s"],
         prompt_len=sessions["prefill_tokens"],
         output_len=sessions["decode_tokens"],
@@ -56,13 +56,13 @@ def tables_of(run: ClusterRun) -> dict[str, Table]:
         num_rounds=sessions["num_rounds"],
         decode_tokens=sessions["decode_tokens"],
         worker_id=sessions["worker_id"],
-        **_itl(len(ids), of_sessions),
+        **_itl_columns(len(ids), of_sessions),
     )
-    rounds = {**run.rounds, **_itl(len(run.rounds["round"]), of_rounds)}
+    rounds = {**run.rounds, **_itl_columns(len(run.rounds["round"]), of_rounds)}
     return {REQUESTS: requests, ROUNDS: rounds, TASKS: run.tasks, TRANSFERS: run.transfers, WORKERS: run.workers}
 
 
-def _initial(ids: Sequence[int], table: Table, name: str) -> Values:
+def _first_values(ids: Sequence[int], table: Table, name: str) -> Values:
     """For each session, the value in the first row of its first round, or a missing value if it has none."""
     is_first = np.flatnonzero(np.asarray(table["round"]) == 0)
     values = np.asarray(table[name], dtype=np.float64)[is_first]
@@ -85,7 +85,7 @@ def observed_of(record: RunRecord, readings: Sequence[Reading] = READINGS) -> Ob
     return observed(sessions, rounds, session, round_itl_s, session_itl_s)
 
 
-def _itl(num: int, stats: Callable[[], Mapping[ItlStat, Floats]]) -> dict[str, Values]:
+def _itl_columns(num: int, stats: Callable[[], Mapping[ItlStat, Floats]]) -> dict[str, Values]:
     return {_itl_column(name): LazyTimes(num, lambda name=name: stats()[name]) for name in _ITL_STATS}  # type: ignore[misc]
 
 

@@ -253,11 +253,11 @@ def resolve(
     hardware = hardware_of(shape, target.gpu, constants, charged.framework, knobs.kv_tokens)
     check_kernels(shape, hardware.gpu, charged.framework, hardware.degrees(), attention=("prompt", "decode"))
     num_gpus = _num_gpus(knobs.num_gpus, target, card, most_gpus)
-    workload = sessions_asked(
+    workload = session_config(
         cell, knobs, num_sessions=part.num_sessions, meets_totals=knobs.meets_totals, counted=knobs.counted
     )
-    settings = given_to(made(own, _usual_steps(part, gpu(target.gpu), own, requested)), requested)
-    workload, why_unused = _sharing(workload, knobs, settings, system, requested)
+    settings = given_to(made(own, _default_steps(part, gpu(target.gpu), own, requested)), requested)
+    workload, why_unused = _shared_prefixes(workload, knobs, settings, system, requested)
     reading = Reading(scope=knobs.slo_scope, ttft=knobs.ttft_rule, itl=knobs.itl_stat)
     slo = _objectives(shape.name, None if card is None else card.name, part, knobs)
     basis = repr((hardware.constants, hardware.gpu, hardware.shape, slo, reading)) + charged.basis(target.gpu, shape)
@@ -281,56 +281,56 @@ def resolve(
     )
 
 
-def _usual_steps(part: ArPart, card: Gpu, own: type, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _default_steps(part: ArPart, card: Gpu, own: type, requested: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults of a real system on this card. Tokens and requests of a step are those of vLLM 0.15's API server, which
     ``EngineArgs.get_batch_defaults`` (vllm/engine/arg_utils.py) chooses by the card."""
     defaults: dict[str, Any] = dict(getattr(own, "on_cards", {}))
     if part.schedules == "paper" or not defaults:
         return {}
     is_large = card.memory_bytes >= 70 * 2**30 and "a100" not in card.name
-    if asked.get("scheduling", "chunked") == "chunked":
+    if requested.get("scheduling", "chunked") == "chunked":
         defaults |= (
             {"max_num_batched_tokens": 8192, "max_num_seqs": 1024} if is_large else {"max_num_batched_tokens": 2048}
         )
     return {name: value for name, value in defaults.items() if name in knobs_of(own)}
 
 
-def _num_gpus(asked: int | None, where: Platform, card: SessionCard | None, most: int | None) -> int:
+def _num_gpus(requested: int | None, target: Platform, card: SessionCard | None, limit: int | None) -> int:
     """The number of GPUs that is asked for, else that of the trace. A user's own sessions get the usual number of the platform."""
-    platform_gpus = where.part(ArPart).num_gpus
-    default = (where.usual_gpus or platform_gpus) if card is None else min(card.num_gpus, platform_gpus)
-    num_gpus, most = default if asked is None else asked, most or platform_gpus
-    require(1 <= num_gpus <= most, f"num_gpus={num_gpus} must be between 1 and {most} on platform={where.name!r}")
+    platform_gpus = target.part(ArPart).num_gpus
+    default = (target.usual_gpus or platform_gpus) if card is None else min(card.num_gpus, platform_gpus)
+    num_gpus, limit = default if requested is None else requested, limit or platform_gpus
+    require(1 <= num_gpus <= limit, f"num_gpus={num_gpus} must be between 1 and {limit} on platform={target.name!r}")
     return num_gpus
 
 
-def _sharing(
-    workload: SessionWorkloadConfig, knobs: ClusterKnobs, own: Any, system: str, asked: Mapping[str, Any]
+def _shared_prefixes(
+    workload: SessionWorkloadConfig, knobs: ClusterKnobs, options: Any, system: str, requested: Mapping[str, Any]
 ) -> tuple[SessionWorkloadConfig, str | None]:
     """The workload as the system serves it, and why common prefixes are not used, if so. The sessions know which tokens they share if the
     system's workers keep shared blocks. Raises UserError for settings of such workers that have no effect."""
     if knobs.system_prompts is not None:
         workload = replace(workload, system_prompts=knobs.system_prompts, system_tokens=knobs.system_tokens)
-    size = own_block(workload)
-    keeps_prefixes = getattr(own, "prefix_cache", None)
+    size = named_block(workload)
+    keeps_prefixes = getattr(options, "prefix_cache", None)
     if size is None or not keeps_prefixes:
-        if "block_size" in asked:
-            raise no_effect("block_size", own.block_size, "hash_ids", None, "or give system_prompts")
+        if "block_size" in requested:
+            raise no_effect("block_size", options.block_size, "hash_ids", None, "or give system_prompts")
         reason = f"system={system!r} keeps K/V by session" if keeps_prefixes is None else "prefix_cache=false"
         return workload, None if size is None else reason
     require(
-        own.block_size % size == 0 or size % own.block_size == 0,
-        f"block_size={own.block_size} must divide {size}, the tokens of the sessions' own blocks, or be a multiple: use {size}",
+        options.block_size % size == 0 or size % options.block_size == 0,
+        f"block_size={options.block_size} must divide {size}, the tokens of the sessions' own blocks, or be a multiple: use {size}",
     )
     require(
-        asked.get("history_read") in (None, "own-cache"),
-        f"history_read={asked.get('history_read')!r} has no effect where prefill workers share what sessions have in common: leave it "
+        requested.get("history_read") in (None, "own-cache"),
+        f"history_read={requested.get('history_read')!r} has no effect where prefill workers share what sessions have in common: leave it "
         "out, or give prefix_cache=false",
     )
     return replace(workload, with_prefixes=True), None
 
 
-def own_block(workload: SessionWorkloadConfig) -> int | None:
+def named_block(workload: SessionWorkloadConfig) -> int | None:
     """Tokens in each of the sessions' named blocks; None if the sessions name no blocks."""
     if workload.file is None:
         return None if workload.system_prompts is None else SYSTEM_BLOCK
@@ -362,7 +362,7 @@ def _objectives(model: str, trace: str | None, part: ArPart, knobs: ClusterKnobs
     return Slo(ttft_s=ttft_s, itl_s=itl_s)
 
 
-def sessions_asked(
+def session_config(
     cell: Cell,
     knobs: SessionKnobs,
     *,

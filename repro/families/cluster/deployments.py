@@ -31,33 +31,33 @@ def parse_deployment(text: str) -> Deployment:
 
 
 @kept(maxsize=256)
-def planned(ground: Ground, rate: float, top: int = 1) -> tuple[Plan, ...]:
+def best_plans(ground: Ground, rate: float, top: int = 1) -> tuple[Plan, ...]:
     """The ``top`` plans of AMPD's planner for sessions at ``rate`` (AMPD §5), best first."""
     degrees = ground.hardware.degrees(min_kv_tokens=ground.sampled().longest_tokens)
     workload = PlanningWorkload(sessions=ground.sampled(rate=rate).sessions, rate=rate, slo=ground.slo)
-    return _some(plan(ground.performance, workload, degrees, ground.num_gpus, top=top), ground)
+    return _require_plans(plan(ground.performance, workload, degrees, ground.num_gpus, top=top), ground)
 
 
-def _some(found: tuple[Plan, ...], ground: Ground) -> tuple[Plan, ...]:
+def _require_plans(plans: tuple[Plan, ...], ground: Ground) -> tuple[Plan, ...]:
     require(
-        bool(found),
+        bool(plans),
         f"num_gpus={ground.num_gpus}: no split of them into prefill and decode workers of {ground.hardware.shape.name} uses them all, "
         "give an even number",
     )
-    return found
+    return plans
 
 
 @kept(maxsize=256)
-def splits(ground: Ground, most: int) -> tuple[Deployment, ...]:
-    """The ``most`` prefill/decode splits whose worse phase is least by closed forms, always including the even split if there is one."""
+def splits(ground: Ground, limit: int) -> tuple[Deployment, ...]:
+    """The ``limit`` prefill/decode splits whose worse phase is least by closed forms, always including the even split if there is one."""
     rate = ground.workload.arrivals.rate or 1e3
     workload = PlanningWorkload(sessions=ground.sampled(rate=rate).sessions, rate=rate, slo=ground.slo)
     degrees = ground.hardware.degrees(min_kv_tokens=ground.sampled().longest_tokens)
     table = coefficients(ground.performance, workload, degrees, ground.num_gpus, "closed")
-    plans = _some(solve(table, ground.num_gpus, top=most), ground)
+    plans = _require_plans(solve(table, ground.num_gpus, top=limit), ground)
     likely = tuple(plan.deployment for plan in plans)
     even = even_split(ground.num_gpus, degrees)
-    return likely if even is None or even in likely else (*likely[: most - 1], even)
+    return likely if even is None or even in likely else (*likely[: limit - 1], even)
 
 
 def replicated(ground: Ground) -> tuple[Deployment, ...]:

@@ -106,7 +106,7 @@ class PrefillDeployment(PolicyDeployment[Build, PrefillSettings]):
         window = window_of(run.requests, run.facts["end_s"], last)
         constants, instance = asdict(settings.constants) if settings.is_simulated else {}, settings.instance
         facts = {
-            **({} if settings.shape is None else {"ran": self._ran(settings, settings.shape)}),
+            **({} if settings.shape is None else {"ran": self._ran_knobs(settings, settings.shape)}),
             "num_instances": settings.num_instances,
             "options": dict(self.options),
             "constants": {name: value for name, value in constants.items() if value != math.inf},
@@ -135,7 +135,7 @@ class PrefillDeployment(PolicyDeployment[Build, PrefillSettings]):
             facts=facts,
         )
 
-    def _ran(self, settings: PrefillSettings, shape: ModelShape) -> dict[str, Scalar]:
+    def _ran_knobs(self, settings: PrefillSettings, shape: ModelShape) -> dict[str, Scalar]:
         """The knobs of what ran."""
         values = vars(settings.own) | vars(getattr(settings.own, "temporal", settings.own))
         step_limits = {name: values[name] for name in ("chunk_tokens", "max_num_batched_tokens") if name in values}
@@ -157,12 +157,12 @@ def resolve(
     cell: Cell,
     system: str,
     own: type,
-    usual: Callable[[PrefillPart], Mapping[str, Any]],
+    defaults_of: Callable[[PrefillPart], Mapping[str, Any]],
     part: PrefillPart | None = None,
     policies: Mapping[str, Plugin] = MappingProxyType({}),
 ) -> PrefillSettings:
     """The settings of a cell. Raises UserError for all that a user can get wrong. ``own`` is the class of the system's own settings,
-    ``usual`` gives their defaults on a platform, ``part`` replaces the platform's, and ``policies`` are those that the cell names."""
+    ``defaults_of`` gives their defaults on a platform, ``part`` replaces the platform's, and ``policies`` are those that the cell names."""
     target = platform(cell.platform)
     part = part or target.part(PrefillPart)
     executor = "torch" if part.gpu is None else "roofline"
@@ -178,7 +178,7 @@ def resolve(
     )
     if knobs.workload is None:
         load_conversation_card(cell.dataset)
-    shape, charged = _charged(knobs, part, system)
+    shape, charged = _shape_and_cost(knobs, part, system)
     require(
         1 <= knobs.num_instances <= part.most_instances,
         f"num_instances={knobs.num_instances} must be between 1 and {part.most_instances} on platform={target.name!r}",
@@ -192,7 +192,7 @@ def resolve(
     paper = scaled(own, length_scale=part.length_scale, time_scale=part.time_scale)
     requested = {name: value for name, value in cell.requested.items() if name not in plugged}
     beside |= {"num_instances": knobs.num_instances, "decode": knobs.decode}
-    defaults = {"slo_s": deadline_s, "max_num_seqs": part.max_num_seqs, **paper, **usual(part)}
+    defaults = {"slo_s": deadline_s, "max_num_seqs": part.max_num_seqs, **paper, **defaults_of(part)}
     return PrefillSettings(
         platform=target,
         part=part,
@@ -214,7 +214,7 @@ def resolve(
     )
 
 
-def _charged(knobs: InstanceKnobs, part: PrefillPart, system: str) -> tuple[ModelShape | None, CostKnobs]:
+def _shape_and_cost(knobs: InstanceKnobs, part: PrefillPart, system: str) -> tuple[ModelShape | None, CostKnobs]:
     """The shape of a simulated instance (None if measured, which has its own model), and how its steps are charged. Raises UserError if
     its kernels are not known."""
     model = knobs.model or part.model
@@ -257,8 +257,8 @@ class PrefillSystemEntry(PolicySystem[Build]):
     def knobs(self) -> tuple[type, ...]:
         return InstanceKnobs, self.own
 
-    def default_dataset(self, where: Platform) -> str:
-        return where.part(PrefillPart).dataset
+    def default_dataset(self, target: Platform) -> str:
+        return target.part(PrefillPart).dataset
 
     def prepare(self, cell: Cell, part: PrefillPart | None = None) -> tuple[PrefillDeployment, PrefillWorkload]:
         """Raises every UserError that a user can cause. ``part`` replaces the platform's."""
@@ -322,8 +322,8 @@ class PrefillPolicies:
     """Your own router as module:NAME, made for every run, which picks an instance. It can take model, slo and seed."""
 
 
-def with_own(
-    settings: PrefillSettings, model: StepModel, config: LapsConfig, own: Mapping[str, Plugin]
+def with_policies(
+    settings: PrefillSettings, model: StepModel, config: LapsConfig, policies: Mapping[str, Plugin]
 ) -> PrefillSystem:
     """LAPS with a user's policies in place of its own."""
     system, part = laps(model, config), settings.part
@@ -335,16 +335,16 @@ def with_own(
         "slo": slo,
         "seed": settings.workload.streams[0].conversations.seed,
     }
-    offered = {kind: {name: facts[name] for name in plugin.kind.offered} for kind, plugin in own.items()}
-    for kind, plugin in own.items():
+    offered = {kind: {name: facts[name] for name in plugin.kind.offered} for kind, plugin in policies.items()}
+    for kind, plugin in policies.items():
         plugin.checked(**offered[kind])
     changes: dict[str, Any] = {}
-    if (batcher := own.get("batcher")) is not None:
+    if (batcher := policies.get("batcher")) is not None:
         choice = graph_choice(config.graphs, model, tuple(model.shapes))
         changes["make_batching"] = lambda: WithGraphs(batcher.made(**offered["batcher"]), choice)
         changes["make_queue"] = OpenQueue
-    for kind in own.keys() - {"batcher"}:
-        changes[f"make_{kind}"] = partial(own[kind].made, **offered[kind])
+    for kind in policies.keys() - {"batcher"}:
+        changes[f"make_{kind}"] = partial(policies[kind].made, **offered[kind])
     return replace(system, **changes)
 
 
@@ -397,16 +397,16 @@ class OnTimeKnobs(GraphKnobs):
 
 
 def _build_laps(settings: PrefillSettings) -> PrefillSystem:
-    policies, (model, graphs) = settings.policies, _captured(settings)
+    policies, (model, graphs) = settings.policies, _model_and_graphs(settings)
     config = _laps_config(settings, graphs)
     if "router" in policies and config.spatial is not None:
         config = replace(config, spatial=replace(config.spatial, pooling="each"))
-    return with_own(settings, model, config, policies)
+    return with_policies(settings, model, config, policies)
 
 
 def _build_graphs(settings: PrefillSettings) -> PrefillSystem:
     """SGLang's single queue with the graphs of LAPS."""
-    model, graphs = _captured(settings)
+    model, graphs = _model_and_graphs(settings)
     budget = _sglang_tokens(settings.part)["max_num_batched_tokens"]
     return graphs_only(model, graphs=graphs, max_num_batched_tokens=budget, name="laps-graphs-only")
 
@@ -422,9 +422,9 @@ class SrptAgingKnobs(SrptKnobs):
     """How many seconds of remaining work one second of waiting offsets in the order."""
 
 
-def _with_graphs(settings: PrefillSettings, make: Callable[..., PrefillSystem], own: Any) -> PrefillSystem:
-    model, graphs = _captured(settings)
-    return make(model, own, graphs=graphs)
+def _with_graphs(settings: PrefillSettings, make: Callable[..., PrefillSystem], options: Any) -> PrefillSystem:
+    model, graphs = _model_and_graphs(settings)
+    return make(model, options, graphs=graphs)
 
 
 def _sglang(settings: PrefillSettings, name: str) -> PrefillSystem:
@@ -432,7 +432,7 @@ def _sglang(settings: PrefillSettings, name: str) -> PrefillSystem:
     return sglang(settings.own, settings.step_model(captured), name=name)
 
 
-def _captured(settings: PrefillSettings) -> tuple[StepModel, Graphs]:
+def _model_and_graphs(settings: PrefillSettings) -> tuple[StepModel, Graphs]:
     """The step model with the graphs that fit the budget, and how a step chooses one of them."""
     graphs = settings.own.graphs
     return settings.step_model(settings.shapes(graphs, settings.own.graph_budget_gb)), graphs

@@ -108,7 +108,7 @@ def violations(record: RunRecord, chosen: Mask) -> float | None:
     return float(is_late.mean()) if is_late.size else None
 
 
-def _inside(record: RunRecord, begin_s: Floats, end_s: Floats) -> float:
+def _seconds_inside(record: RunRecord, begin_s: Floats, end_s: Floats) -> float:
     """The total seconds of these spans that lie in the window."""
     opens_s, closes_s = record.facts["window_s"]
     inside = np.minimum(end_s, closes_s) - np.maximum(begin_s, opens_s)
@@ -144,7 +144,7 @@ def _finished(record: RunRecord, start_s: float, end_s: float) -> float:
 
 def _waiting_s(record: RunRecord, *_: float) -> float:
     finished = column(record, "finished_s")
-    return _inside(record, column(record, "arrival_s"), np.where(np.isnan(finished), np.inf, finished))
+    return _seconds_inside(record, column(record, "arrival_s"), np.where(np.isnan(finished), np.inf, finished))
 
 
 def _moves(record: RunRecord, start_s: float, end_s: float) -> float:
@@ -191,7 +191,7 @@ def busy_share(record: RunRecord) -> float | None:
     if not record.tables[STEPS]["tokens"] or end_s <= start_s:
         return None
     begun = column(record, "start_s", STEPS)
-    busy = _inside(record, begun, begun + column(record, "duration_s", STEPS))
+    busy = _seconds_inside(record, begun, begun + column(record, "duration_s", STEPS))
     return busy / (len(record.tables[INSTANCES]["instance"]) * (end_s - start_s))
 
 
@@ -199,12 +199,12 @@ def _ttft(length_class: str | None = None) -> Compute:
     return lambda record: distribution(ttft_of(record, counted(record, length_class)))
 
 
-def _late(length_class: str | None = None) -> Compute:
+def _late_share(length_class: str | None = None) -> Compute:
     return lambda record: violations(record, counted(record, length_class))
 
 
 ttft_all_s, ttft_short_s, ttft_long_s = _ttft(), _ttft("short"), _ttft("long")
-slo_violations, slo_violations_short, slo_violations_long = _late(), _late("short"), _late("long")
+slo_violations, slo_violations_short, slo_violations_long = _late_share(), _late_share("short"), _late_share("long")
 requests_per_step = _over_steps(
     lambda steps: (_sum(steps["num_short"]) + _sum(steps["num_long"])) / len(steps["tokens"])
 )

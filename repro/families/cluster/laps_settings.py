@@ -390,7 +390,7 @@ def open_turns(conversations: Conversations, arrivals: ArrivalConfig, seed: int)
     return OpenTurns(turns=turns)
 
 
-def with_scaled_lengths(drawn: Conversations, scale: float) -> Conversations:
+def with_scaled_lengths(conversations: Conversations, scale: float) -> Conversations:
     """The conversations with scaled lengths of at least one token. The published shares stay those of unscaled lengths."""
     sessions = tuple(
         Session(
@@ -401,11 +401,11 @@ def with_scaled_lengths(drawn: Conversations, scale: float) -> Conversations:
                 for turn in session.rounds
             ),
         )
-        for session in drawn.sessions
+        for session in conversations.sessions
     )
     provenance = replace(
-        drawn.provenance,
-        description=f"{drawn.provenance.description}; lengths x {scale:g}",
-        checksum=hashlib.sha256(f"{drawn.provenance.checksum} x {scale!r}".encode()).hexdigest(),
+        conversations.provenance,
+        description=f"{conversations.provenance.description}; lengths x {scale:g}",
+        checksum=hashlib.sha256(f"{conversations.provenance.checksum} x {scale!r}".encode()).hexdigest(),
     )
-    return replace(drawn, sessions=sessions, provenance=provenance)
+    return replace(conversations, sessions=sessions, provenance=provenance)

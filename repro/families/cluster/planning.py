@@ -128,12 +128,12 @@ class Planning:
             for index in range(3)
         ]
         return {
-            "routing_s": _each(lambda: router.route(tasks[0], home, busy, 1.0)),
-            "ordering_s": _each(lambda: best_ordering(tasks, 0.7, 1.0, 3)),
+            "routing_s": _seconds_per_call(lambda: router.route(tasks[0], home, busy, 1.0)),
+            "ordering_s": _seconds_per_call(lambda: best_ordering(tasks, 0.7, 1.0, 3)),
         }
 
 
-def _each(call: Callable[[], object]) -> float:
+def _seconds_per_call(call: Callable[[], object]) -> float:
     start = time.process_time()
     for _ in range(NUM_DECISIONS):
         call()

@@ -132,9 +132,9 @@ def request_table(
     prompt_len: Sequence[int],
     output_len: Sequence[int],
     status: Sequence[str],
-    **own: Sequence[Any],
+    **family_columns: Sequence[Any],
 ) -> Table:
-    """The table of requests that were all submitted when due and did not fail. ``own`` are the family's columns."""
+    """The table of requests that were all submitted when due and did not fail. ``family_columns`` are the family's columns."""
     num = len(request_id)
     is_ok = (
         status.where("ok") if isinstance(status, Values) else np.array([state == "ok" for state in status], dtype=bool)
@@ -150,5 +150,5 @@ def request_table(
         "output_len": Values(np.where(is_ok, np.asarray(output_len), -1), missing=-1),
         "status": status,
         "error": same(None, num),
-        **own,
+        **family_columns,
     }

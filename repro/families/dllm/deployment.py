@@ -300,7 +300,7 @@ def plan_static(deployment: DllmDeployment, lengths: Sequence[int]) -> DllmDeplo
         deployment = replace(deployment, room=partial(_fits, deployment))
     max_members = most_members(deployment)
     check_in_step(settings.generation, deployment.sampler.decode, max_members)
-    facts = dict(_planned(deployment, max_members) if requested is None else _asked(deployment, max_members))
+    facts = dict(_planned(deployment, max_members) if requested is None else _requested(deployment, max_members))
     if deployment.batching.is_upstream and settings.is_simulated:
         # Longer requests take more memory, so we find the fitting ones by bisection.
         ordered = sorted(lengths)
@@ -350,19 +350,19 @@ def member_tokens(deployment: DllmDeployment) -> int:
     return settings.engine.max_model_len if settings.baseline.batch_rule == "max_model_len" else deployment.longest
 
 
-def found_facts(found: FoundBatch, deployment: DllmDeployment, most: int) -> Mapping[str, Any]:
-    """Facts of a batch found by running batches of up to ``most``. Raises UserError if it is smaller than the batch asked for."""
+def batch_facts(batch: FoundBatch, deployment: DllmDeployment, limit: int) -> Mapping[str, Any]:
+    """Facts of a batch found by running batches of up to ``limit``. Raises UserError if it is smaller than the batch asked for."""
     settings, asked = deployment.settings, deployment.settings.baseline.batch_size
     if asked is None:
-        return _largest(found, deployment, "by the measured peak")
-    if found.size < most:
-        _refuse_batch(most, settings.memory_limit, found.size)
-    return {"batch_size": found.size, "batch_obtained": _as_asked(asked, most), "batch_peak_bytes": found.peak_bytes}
+        return _largest_facts(batch, deployment, "by the measured peak")
+    if batch.size < limit:
+        _refuse_batch(limit, settings.memory_limit, batch.size)
+    return {"batch_size": batch.size, "batch_obtained": _size_text(asked, limit), "batch_peak_bytes": batch.peak_bytes}
 
 
-def _planned(deployment: DllmDeployment, most: int) -> Mapping[str, Any]:
+def _planned(deployment: DllmDeployment, limit: int) -> Mapping[str, Any]:
     settings = deployment.settings
-    rule, size = BATCH_RULES[settings.baseline.batch_rule], most if deployment.room is None else None
+    rule, size = BATCH_RULES[settings.baseline.batch_rule], limit if deployment.room is None else None
     if deployment.batching.is_upstream and settings.is_simulated:
         is_batched = deployment.published.batches_upstream
         how = f"{rule}, in published code's memory" if is_batched else "one request at a time, as published code serves"
@@ -370,27 +370,27 @@ def _planned(deployment: DllmDeployment, most: int) -> Mapping[str, Any]:
     if deployment.room is not None:
         return {"batch_size": size, "batch_obtained": f"{rule}, by the memory model"}
     footprint = _footprint(deployment, member_tokens(deployment))
-    batch = largest_batch(footprint.peak_bytes, settings.memory_limit, fixed_bytes=footprint.fixed_bytes, most=most)
-    return _largest(batch, deployment, "by the memory model")
+    batch = largest_batch(footprint.peak_bytes, settings.memory_limit, fixed_bytes=footprint.fixed_bytes, most=limit)
+    return _largest_facts(batch, deployment, "by the memory model")
 
 
-def _largest(found: FoundBatch, deployment: DllmDeployment, how: str) -> Mapping[str, Any]:
+def _largest_facts(batch: FoundBatch, deployment: DllmDeployment, how: str) -> Mapping[str, Any]:
     rule = BATCH_RULES[deployment.settings.baseline.batch_rule]
     within = ", up to what published code could hold" if deployment.batching.is_upstream else ""
-    return {"batch_size": found.size, "batch_obtained": f"{rule}, {how}{within}", "batch_peak_bytes": found.peak_bytes}
+    return {"batch_size": batch.size, "batch_obtained": f"{rule}, {how}{within}", "batch_peak_bytes": batch.peak_bytes}
 
 
-def _asked(deployment: DllmDeployment, asked: int) -> Mapping[str, Any]:
+def _requested(deployment: DllmDeployment, requested: int) -> Mapping[str, Any]:
     settings, is_upstream = deployment.settings, deployment.batching.is_upstream
     assert settings.baseline.batch_size is not None
-    facts = {"batch_size": asked, "batch_obtained": _as_asked(settings.baseline.batch_size, asked)}
+    facts = {"batch_size": requested, "batch_obtained": _size_text(settings.baseline.batch_size, requested)}
     if not settings.is_simulated:
         return facts
     footprint = _footprint(deployment, deployment.longest, is_upstream=is_upstream)
-    peak = footprint.peak_bytes(asked)
-    if peak > settings.memory_limit and (asked > 1 or not is_upstream):
+    peak = footprint.peak_bytes(requested)
+    if peak > settings.memory_limit and (requested > 1 or not is_upstream):
         fitting = (settings.memory_limit - footprint.fixed_bytes) // footprint.per_request_bytes
-        _refuse_batch(asked, settings.memory_limit, max(0, fitting))
+        _refuse_batch(requested, settings.memory_limit, max(0, fitting))
     return {**facts, "batch_peak_bytes": peak}
 
 
@@ -421,12 +421,12 @@ def _check_rule(deployment: DllmDeployment) -> None:
     )
 
 
-def _as_asked(asked: int, size: int) -> str:
-    return "asked for" if size == asked else f"asked for {asked}, all {size} requests"
+def _size_text(requested: int, size: int) -> str:
+    return "asked for" if size == requested else f"asked for {requested}, all {size} requests"
 
 
-def _refuse_batch(asked: int, memory_limit: int, fitting: int) -> NoReturn:
+def _refuse_batch(requested: int, memory_limit: int, fitting: int) -> NoReturn:
     raise UserError(
-        f"batch_size={asked} does not fit into memory_limit={memory_limit}, which holds {fitting}: ask for no more, give "
+        f"batch_size={requested} does not fit into memory_limit={memory_limit}, which holds {fitting}: ask for no more, give "
         "more memory, or leave it out for the largest"
     )

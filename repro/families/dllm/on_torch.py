@@ -32,7 +32,7 @@ from engines.models.protocol import DiffusionModel
 from engines.parallel.group import TensorParallel, local_ranks, rank_device
 from engines.parallel.shard import load_shard
 from engines.runtime.device import check_memory, limit_memory
-from repro.families.dllm.deployment import DllmDeployment, found_facts, member_tokens, most_members, pool_rows, sized
+from repro.families.dllm.deployment import DllmDeployment, batch_facts, member_tokens, most_members, pool_rows, sized
 from repro.families.dllm.settings import DllmSettings
 
 ModelKey = tuple[str, str, str, str, str, str]
@@ -89,7 +89,7 @@ def assemble(deployment: DllmDeployment, group: TensorParallel | None = None) ->
     """Return the executor, and the deployment as measured. ``group`` are the ranks that share the model; every rank assembles."""
     settings = deployment.settings
     _limit_memory(settings, None)  # a peak above the limit is a result while it is planned, not a failure
-    bound = _bound(settings)
+    bound = _card_roofline(settings)
     if group is None:
         model = load(*model_key(settings))
     else:
@@ -180,7 +180,7 @@ def _limit_memory(settings: DllmSettings, memory_bytes: int | None) -> int | Non
 # -- the bound of its steps ----------------------------------------------------------------------------------
 
 
-def _bound(settings: DllmSettings) -> Roofline | None:
+def _card_roofline(settings: DllmSettings) -> Roofline | None:
     """The roofline of the card at its datasheet peaks. For a device without a datasheet we measure peaks, but only if the run is
     profiled, because this takes a second. None otherwise, and for int8 weights and guided requests: the model has no cost for
     their bytes and second forward."""
@@ -254,26 +254,26 @@ def _measured_batch(deployment: DllmDeployment) -> Mapping[str, Any]:
         ),
         memory_bytes=settings.memory_limit,
         fixed_bytes=base_bytes(settings.shape, settings.memory_limit),
-        most=max_members,
+        limit=max_members,
     )
-    return found_facts(batch, deployment, max_members)
+    return batch_facts(batch, deployment, max_members)
 
 
 @lru_cache(maxsize=32)
-def _largest_measured(batch: _Batch, *, memory_bytes: int, fixed_bytes: int, most: int) -> FoundBatch:
+def _largest_measured(batch: _Batch, *, memory_bytes: int, fixed_bytes: int, limit: int) -> FoundBatch:
     """The largest batch that fits, searched once per sweep."""
 
     def peak(size: int) -> int:
-        held_bytes = _held(batch, size, memory_bytes)
+        held_bytes = _batch_bytes(batch, size, memory_bytes)
         return memory_bytes + 1 if held_bytes is None else fixed_bytes + held_bytes
 
     # Warm up, so that no batch is charged for what the model keeps from its first step, such as its table of rotations.
-    _held.__wrapped__(batch, 1, memory_bytes)
-    return largest_batch(peak, memory_bytes, fixed_bytes=fixed_bytes, most=most)
+    _batch_bytes.__wrapped__(batch, 1, memory_bytes)
+    return largest_batch(peak, memory_bytes, fixed_bytes=fixed_bytes, most=limit)
 
 
 @lru_cache(maxsize=256)
-def _held(batch: _Batch, size: int, memory_bytes: int) -> int | None:
+def _batch_bytes(batch: _Batch, size: int, memory_bytes: int) -> int | None:
     """Bytes that a batch takes, or None if it does not run within the limit that it will serve with. Running it also counts fragments of
     freed memory, which no sum of held bytes would. We do this once per sweep, because the rates of a figure ask for the same sizes."""
     method, key, config, sampler, generation, longest = batch

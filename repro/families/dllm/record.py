@@ -135,7 +135,7 @@ def profile(record: RunRecord) -> dict[str, Any] | None:
     return by_kind
 
 
-def _solved(record: RunRecord, column: str) -> dict[str, Any] | None:
+def _solved_share(record: RunRecord, column: str) -> dict[str, Any] | None:
     """value, low, high and n of ``correct`` or ``correct_strict``."""
     from repro.runs.statistics import wilson_interval
 
@@ -148,11 +148,11 @@ def _solved(record: RunRecord, column: str) -> dict[str, Any] | None:
 
 
 def accuracy(record: RunRecord) -> dict[str, Any] | None:
-    return _solved(record, "correct")
+    return _solved_share(record, "correct")
 
 
 def accuracy_strict(record: RunRecord) -> dict[str, Any] | None:
-    return _solved(record, "correct_strict")
+    return _solved_share(record, "correct_strict")
 
 
 # -- checks ---------------------------------------------------------------------------------------------------
@@ -312,14 +312,14 @@ class EngineLog(RequestLog):
                 column.extend(values)
             self._rows.clear()
 
-    def step_table(self, late: Mapping[int, DeviceTimes]) -> Table:
-        """The columns of all steps. ``late`` holds the times that the device reported afterwards, by step number."""
+    def step_table(self, timed: Mapping[int, DeviceTimes]) -> Table:
+        """The columns of all steps. ``timed`` holds the times that the device reported afterwards, by step number."""
         self._flush()
         columns = self._steps | {name: list(map(len, self._steps[source])) for name, source in _LENGTHS.items()}
-        parts = self._parts | {number: times.parts for number, times in late.items()}
-        if late:
+        parts = self._parts | {number: times.parts for number, times in timed.items()}
+        if timed:
             pairs = zip(columns["step"], columns["forward_s"], strict=True)
-            columns["forward_s"] = [late[number].forward_s if number in late else seconds for number, seconds in pairs]
+            columns["forward_s"] = [timed[number].forward_s if number in timed else seconds for number, seconds in pairs]
         for name, part in PART_COLUMNS.items():
             step_parts = map(parts.get, columns["step"]) if parts else [None] * len(columns["step"])
             columns[name] = [None if seconds is None else seconds[part] for seconds in step_parts]

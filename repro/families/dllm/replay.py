@@ -142,18 +142,18 @@ def recorded(file: str) -> Recorded:
 
 
 @kept(maxsize=4)
-def measured_run(file: str, what: str = "measured") -> Recorded:
+def measured_run(file: str, purpose: str = "measured") -> Recorded:
     """The run of a file. If the path does not exist, we look for it below the committed results."""
     path = Path(file) if Path(file).exists() else COMMITTED / file
     try:
-        run = read_run(path, what)
+        run = read_run(path, purpose)
     except UserError:
         raise
     except (*UNREADABLE, StoreError) as error:
-        raise UserError(f"{what}={file!r} is no stored run ({error}): give the file of a measured run") from error
+        raise UserError(f"{purpose}={file!r} is no stored run ({error}): give the file of a measured run") from error
     require(
         run.family is DLLM and run.machine is not None,
-        f"{what}={file!r} is no measured run of a diffusion LLM: give the file of one",
+        f"{purpose}={file!r} is no measured run of a diffusion LLM: give the file of one",
     )
     return Recorded(run=run, file=file, digest=hashlib.sha256(run.content).hexdigest()[:12])
 
@@ -198,7 +198,7 @@ def read_steps(path: Path, model: str) -> list[TimedStep]:
     steps = []
     for number, row in enumerate(rows, start=1):
         try:
-            steps.append(_step(row, number, model))
+            steps.append(_timed_step(row, number, model))
         except UserError as error:
             raise UserError(f"measured={str(path)!r}, row {number}: {error}") from None
     return steps
@@ -211,7 +211,7 @@ def shape_of(model: str) -> ModelShape:
     return model_shape(model)
 
 
-def _step(row: Mapping[str, str | None], number: int, model: str) -> TimedStep:
+def _timed_step(row: Mapping[str, str | None], number: int, model: str) -> TimedStep:
     require(None not in row, "it has more values than there are columns: correct it")  # type: ignore[comparison-overlap]
     cells = {name: value.strip() for name, value in row.items() if value is not None and value.strip()}
     for name in REQUIRED:
@@ -260,7 +260,7 @@ def steps_of_run(path: Path, most: int) -> list[TimedStep]:
     run = recorded.run
     system = dllm_system(run.cell.system)
     settings = system.settings(recorded.cell)
-    works = _works(recorded)
+    works = _step_works(recorded)
     table = run.table(STEPS)
     require(
         [work.query_rows for work in works] == table["query_tokens"],
@@ -283,7 +283,7 @@ def steps_of_run(path: Path, most: int) -> list[TimedStep]:
     ]
 
 
-def _works(recorded: Recorded) -> Sequence[StepWork]:
+def _step_works(recorded: Recorded) -> Sequence[StepWork]:
     run = recorded.run
     system, cell = dllm_system(run.cell.system), recorded.cell
     settings = system.settings(cell)

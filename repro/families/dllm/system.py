@@ -69,7 +69,7 @@ class DllmSystem:
     def prepare(self, cell: Cell) -> tuple[DllmDeployment, Workload]:
         """Raises every UserError that a user can cause, and loads nothing heavy."""
         requested = resolve(cell, self.method)
-        settings = self._of_method(requested, cell)
+        settings = self._apply_method(requested, cell)
         recorded = None if settings.replay is None else import_module(REPLAY).recorded(settings.replay)
         task = None if recorded is not None else task_of(cell, settings)
         file = trace_asked(cell.dataset, settings.asked, cell.requested)
@@ -93,11 +93,11 @@ class DllmSystem:
         return replace(deployment, task=task), workload
 
     def _prepared_trace(
-        self, cell: Cell, asked: DllmSettings, settings: DllmSettings, file: Traced
+        self, cell: Cell, base: DllmSettings, settings: DllmSettings, file: Traced
     ) -> tuple[DllmDeployment, Workload]:
         """A deployment planned for the longest answer, and the file's requests. The method denoises each answer as one of its length."""
-        of_length = cache(lambda tokens: self._generation(asked, generation_of_length(asked.generation, tokens)))
-        workload = traced_requests(cell, asked, file, of_length)
+        of_length = cache(lambda tokens: self._generation(base, generation_of_length(base.generation, tokens)))
+        workload = traced_requests(cell, base, file, of_length)
         longest = max((request.generation for request in workload.requests), key=lambda each: each.gen_length)
         settings = replace(
             settings,
@@ -113,17 +113,17 @@ class DllmSystem:
 
     def settings(self, cell: Cell) -> DllmSettings:
         """The settings of a cell, with the generation as the method runs it."""
-        return self._of_method(resolve(cell, self.method), cell)
+        return self._apply_method(resolve(cell, self.method), cell)
 
-    def _of_method(self, settings: DllmSettings, cell: Cell) -> DllmSettings:
+    def _apply_method(self, settings: DllmSettings, cell: Cell) -> DllmSettings:
         if (replay := settings.replay) is not None:
-            settings = self._as_in(settings, cell, import_module(REPLAY).recorded(replay).cell)
+            settings = self._with_run_settings(settings, cell, import_module(REPLAY).recorded(replay).cell)
         return replace(settings, generation=self._generation(settings, settings.generation))
 
-    def _generation(self, settings: DllmSettings, asked: GenerationConfig) -> GenerationConfig:
+    def _generation(self, settings: DllmSettings, requested: GenerationConfig) -> GenerationConfig:
         family = config_of(settings.model).family
         sampler = self.method.sampler(family, settings.options)
-        generation = self.method.generation(family, settings.options, asked, tie_policy=settings.engine.tie_policy)
+        generation = self.method.generation(family, settings.options, requested, tie_policy=settings.engine.tie_policy)
         if settings.is_simulated and settings.replay is None:
             require(
                 not ("alg" in settings.options and generation.is_parallel) and sampler.decode.quota != "origin",
@@ -133,7 +133,7 @@ class DllmSystem:
             check_simulated_generation(generation)
         return generation
 
-    def _as_in(self, settings: DllmSettings, cell: Cell, run: Cell) -> DllmSettings:
+    def _with_run_settings(self, settings: DllmSettings, cell: Cell, run: Cell) -> DllmSettings:
         """The settings with the generation and options of the replayed run, which decided its steps. The cell's own knobs come first."""
         require(
             run.system == cell.system,
@@ -214,7 +214,7 @@ def resolve(cell: Cell, method: Method) -> DllmSettings:
         scheduler,
         workload_knobs(requested),
         system=method.name,
-        usual=_usual(cell, part),
+        usual=_platform_defaults(cell, part),
         beside={"executor": cell.executor, **beside},
         platform=target,
         executor=cell.executor,
@@ -231,7 +231,7 @@ def resolve(cell: Cell, method: Method) -> DllmSettings:
     return replace(settings, charged=charged)
 
 
-def _usual(cell: Cell, part: DllmPart) -> dict[str, Any]:
+def _platform_defaults(cell: Cell, part: DllmPart) -> dict[str, Any]:
     """A platform's defaults for a cell, by name. A workload file has its own lengths and number of requests."""
     is_traced, is_measured = "workload" in cell.requested, cell.executor == "torch"
     names = ("gen_length", "block_length", "steps", "max_num_batched_tokens", "max_num_logits", "max_num_seqs")
@@ -251,9 +251,9 @@ def _usual(cell: Cell, part: DllmPart) -> dict[str, Any]:
     }
 
 
-def _check_measured(settings: DllmSettings, given: Mapping[str, Any]) -> None:
+def _check_measured(settings: DllmSettings, knobs: Mapping[str, Any]) -> None:
     check_division(config_of(settings.model), settings.tensor_parallel)
-    backend = given.get("attention_backend")
+    backend = knobs.get("attention_backend")
     if backend in ("flash-attn", "torch-varlen") and settings.device == "cpu":
         raise UserError(f"attention_backend={backend!r} runs on CUDA devices: add --device cuda, or leave it out")
     if settings.model in PUBLISHED_CONFIGS and settings.weights != "random":

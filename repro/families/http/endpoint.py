@@ -176,7 +176,7 @@ class Endpoint(Checked):
                     reply.error = problem
                 else:
                     is_chat, limit = self.api == "chat", fields.get("max_tokens")
-                    await _read(response.content, reply, clock, is_chat=is_chat, most=limit, needs_count=needs_count)
+                    await _read(response.content, reply, clock, is_chat=is_chat, limit=limit, needs_count=needs_count)
         except TimeoutError:
             reply.error = f"no whole answer within timeout_s={self.timeout_s:g}"
         except (AttributeError, TypeError, RecursionError):
@@ -244,7 +244,7 @@ class Events:
             if event := self._add(line, stamp):
                 yield event
 
-    def _add(self, line: bytes | bytearray, at: tuple[float, int]) -> Event | None:
+    def _add(self, line: bytes | bytearray, stamp: tuple[float, int]) -> Event | None:
         """Add a line, and return the event that it ends, if it ends one."""
         if self._is_first:
             line, self._is_first = line.removeprefix(_BOM), False
@@ -257,17 +257,17 @@ class Events:
             self._has_begun = True
             self._data.append(value.removeprefix(b" "))
             self._num_bytes += len(value)
-            self._came = at
+            self._came = stamp
         elif name == b"event":
             self._kind = value.strip()
         return None
 
 
 async def _read(
-    content: "StreamReader", reply: Reply, clock: Clock, *, is_chat: bool, most: int | None, needs_count: bool
+    content: "StreamReader", reply: Reply, clock: Clock, *, is_chat: bool, limit: int | None, needs_count: bool
 ) -> None:
-    """Fill in the reply. ``most`` is the number of tokens asked for, and so of pieces: a longer answer is an error, since it may never end.
-    With ``needs_count`` an answer is an error if the endpoint does not count its tokens."""
+    """Fill in the reply. ``limit`` is the number of tokens asked for, and so of pieces: a longer answer is an error, because it may never
+    end. With ``needs_count`` an answer is an error if the endpoint does not count its tokens."""
     events, answer = Events(content, clock), _Answer(reply=reply, is_chat=is_chat)
     try:
         async for event in events:
@@ -282,8 +282,8 @@ async def _read(
                 reply.error = "the stream goes on behind its end, [DONE]"
                 return
             answer.take(payload, event)
-            if most is not None and max(len(reply.chunks_s), len(reply.token_ids or ())) > most:
-                reply.error = f"the answer goes on behind the {most} tokens that were asked for"
+            if limit is not None and max(len(reply.chunks_s), len(reply.token_ids or ())) > limit:
+                reply.error = f"the answer goes on behind the {limit} tokens that were asked for"
                 return
         reply.closed_s = clock()
     finally:
@@ -318,24 +318,24 @@ class _Answer:
     """The text of each piece. We join them once at the end of the stream, because joining at each piece would copy all before it."""
     asides: list[str] = field(default_factory=list)
 
-    def take(self, said: Mapping[str, Any], event: Event) -> None:
-        reply, choices = self.reply, said.get("choices") or ()
+    def take(self, content: Mapping[str, Any], event: Event) -> None:
+        reply, choices = self.reply, content.get("choices") or ()
         if len(choices) > 1 or any(choice.get("index") for choice in choices):
             raise ValueError("more than one answer, though one was asked for")
-        gained = self._usage(said.get("usage"), event)
+        gained = self._usage(content.get("usage"), event)
         for choice in choices:
             reason = choice.get("finish_reason") or None
             if reason is not None and not isinstance(reason, str):
                 raise ValueError("finish_reason is no text")
             delta = choice.get("delta") or {}
             text = (delta.get("content") if self.is_chat else choice.get("text")) or ""
-            aside = _aside(delta) if delta else ""
+            aside = _other_text(delta) if delta else ""
             # ``nvext`` is Dynamo's field, for requests with one answer.
-            ids = choice.get("token_ids") or (said.get("nvext") or {}).get("completion_token_ids")
+            ids = choice.get("token_ids") or (content.get("nvext") or {}).get("completion_token_ids")
             if text or aside or ids or (gained and reason is None):
                 self._piece(text, aside, ids, gained, event)
-                self.counted = self.counted if said.get("usage") else None
-            elif reason is None and not delta.get("role") and not said.get("usage"):
+                self.counted = self.counted if content.get("usage") else None
+            elif reason is None and not delta.get("role") and not content.get("usage"):
                 self.silent.append(event)
             if reason is not None:
                 reply.finish_reason = reason
@@ -380,7 +380,7 @@ class _Answer:
             reply.completion_tokens, reply.counted_by = len(reply.token_ids), "token_ids"
         self._place_silent()
         if not self.is_done and reply.finish_reason is None:
-            return _no_stream(first) or "the stream broke off before its end"
+            return _body_error(first) or "the stream broke off before its end"
         if reply.finish_reason in _BROKEN:
             return f"the endpoint gave the answer up: finish_reason={reply.finish_reason!r}"
         if not reply.chunks_s:
@@ -410,7 +410,7 @@ class _Answer:
             reply.ended_s = max(reply.ended_s or 0.0, self.silent[-1].arrived_s)
 
 
-def _aside(delta: Mapping[str, Any]) -> str:
+def _other_text(delta: Mapping[str, Any]) -> str:
     """The text of a chat event besides the answer: reasoning, a refusal, or a tool call. Some servers send reasoning under both of its
     names, so we take it once."""
     texts = [delta.get("reasoning_content") or delta.get("reasoning"), delta.get("refusal")]
@@ -421,7 +421,7 @@ def _aside(delta: Mapping[str, Any]) -> str:
     return "".join(filter(None, texts))
 
 
-def _no_stream(first: bytes) -> str | None:
+def _body_error(first: bytes) -> str | None:
     """Say what a body is that holds no event of a stream; None if it is no JSON object."""
     text = first.decode(errors="replace").lstrip("\ufeff \r\n\t")
     if not text.startswith("{"):
@@ -454,10 +454,10 @@ def count_tokens(reply: Reply, encode: Callable[[str], list[int]] | None = None)
     reply.first_tokens, reply.first_by = max(1, min(counted[0], total - num + 1)), counted[1]
 
 
-def _count(name: str, told: object) -> Any:
-    if told is not None and (type(told) is not int or not 0 <= told <= MOST_TOKENS):
+def _count(name: str, value: object) -> Any:
+    if value is not None and (type(value) is not int or not 0 <= value <= MOST_TOKENS):
         raise ValueError(f"{name} is not a whole number of 0 to {MOST_TOKENS}")
-    return told
+    return value
 
 
 def _sentence(text: str) -> str:

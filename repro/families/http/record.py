@@ -116,15 +116,15 @@ def sent_s(record: RunRecord) -> Floats:
 
 def schedule_delay_s(record: RunRecord) -> dict[str, Any]:
     """How late the client itself was, without the wait for a free place (max_concurrency)."""
-    return _of_known(column(record, "submit_lag_s") - column(record, "client_queue_s"))
+    return _summary(column(record, "submit_lag_s") - column(record, "client_queue_s"))
 
 
 def ttft_sent_s(record: RunRecord) -> dict[str, Any]:
-    return _of_known(column(record, "first_output_s") - sent_s(record))
+    return _summary(column(record, "first_output_s") - sent_s(record))
 
 
 def tpot_s(record: RunRecord) -> dict[str, Any]:
-    return _of_known(times_per_token(record))
+    return _summary(times_per_token(record))
 
 
 def times_per_token(record: RunRecord) -> Floats:
@@ -147,18 +147,18 @@ def own_gaps_p95(record: RunRecord) -> Floats:
 
 
 def icl_s(record: RunRecord) -> dict[str, Any]:
-    return _of_known(_gaps(record, is_ok(record)))
+    return _summary(_gaps(record, is_ok(record)))
 
 
 def itl_s(record: RunRecord) -> dict[str, Any]:
-    return _of_known(_gaps(record, is_ok(record) & np.asarray(record.requests["is_single"], dtype=bool)))
+    return _summary(_gaps(record, is_ok(record) & np.asarray(record.requests["is_single"], dtype=bool)))
 
 
-def _gaps(record: RunRecord, of: Mask) -> Floats:
+def _gaps(record: RunRecord, is_chosen: Mask) -> Floats:
     owner = np.asarray(record.tables[CHUNKS]["request_id"], dtype=np.int64)
     arrived = column(record, "arrived_s", CHUNKS)
     # Requests are numbered by their rows, and pieces are in their order.
-    together = (owner[1:] == owner[:-1]) & of[owner[1:]] if owner.size else np.zeros(0, dtype=bool)
+    together = (owner[1:] == owner[:-1]) & is_chosen[owner[1:]] if owner.size else np.zeros(0, dtype=bool)
     return np.diff(arrived)[together] if owner.size else arrived
 
 
@@ -220,7 +220,7 @@ def goodput_http(record: RunRecord) -> dict[str, Any]:
     return {"limits_s": limits, **goodput_facts(record, good)}
 
 
-def _of_known(times: Floats) -> dict[str, Any]:
+def _summary(times: Floats) -> dict[str, Any]:
     return distribution(without_nan(times))
 
 
@@ -378,7 +378,7 @@ def _bunched_pieces(record: RunRecord) -> Iterator[str]:
 HTTP = family_in(
     Path(__file__).parent,
     "http",
-    {**globals(), **{name: lambda record, name=name: _of_known(column(record, name)) for name in _DISTRIBUTED}},
+    {**globals(), **{name: lambda record, name=name: _summary(column(record, name)) for name in _DISTRIBUTED}},
     checks=(
         enough_requests,
         submissions,

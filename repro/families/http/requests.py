@@ -133,9 +133,9 @@ class HttpKnobs(RequestKnobs, Checked):
         return fields
 
 
-def resolve(system: str, given: Mapping[str, Any]) -> HttpKnobs:
-    require("url" in given, "url is missing: give the endpoint's, like --url http://127.0.0.1:8000")
-    return resolve_knobs(HttpKnobs, given, workload_knobs(given), system=system, endpoint=Endpoint(url=given["url"]))
+def resolve(system: str, knobs: Mapping[str, Any]) -> HttpKnobs:
+    require("url" in knobs, "url is missing: give the endpoint's, like --url http://127.0.0.1:8000")
+    return resolve_knobs(HttpKnobs, knobs, workload_knobs(knobs), system=system, endpoint=Endpoint(url=knobs["url"]))
 
 
 # -- workloads --------------------------------------------------------------------------------------------
@@ -224,10 +224,10 @@ class HttpWorkload:
     def _prefix(self, name: str) -> Ids:
         """A prefix drawn from the prompts' own ids, so that its ids are valid."""
         rng = random.Random(name)
-        return tuple(rng.choice(self._known) for _ in range(PREFIX_TOKENS))
+        return tuple(rng.choice(self._known_ids) for _ in range(PREFIX_TOKENS))
 
     @cached_property
-    def _known(self) -> list[int]:
+    def _known_ids(self) -> list[int]:
         return sorted({token_id for conversation in self.conversations for token_id in conversation.turns[0].new_ids})
 
 
@@ -291,7 +291,7 @@ def workload_of(cell: Cell, knobs: HttpKnobs, model: str, context: int | None) -
     return HttpWorkload(conversations=conversations, provenance=requests.provenance)
 
 
-def _within(knobs: HttpKnobs, context: int, dataset: str) -> HttpKnobs:
+def _within_context(knobs: HttpKnobs, context: int, dataset: str) -> HttpKnobs:
     """The knobs with the lengths that a model of this context gets in runs without a server. A task's problems keep their length."""
     is_whole = knobs.input_len is not None or dataset.lower() in TASKS
     scale = 1.0 if is_whole else length_scale_for(context)
@@ -317,7 +317,7 @@ def _arrivals(cell: Cell, knobs: HttpKnobs) -> ArrivalConfig:
 
 def _requests(cell: Cell, knobs: HttpKnobs, context: int | None, tokenizer: TextTokenizer) -> Workload:
     """The requests of a data set, with the lengths for a model of this context."""
-    knobs = _within(knobs, context or EMBEDDED_CONTEXT, cell.dataset)
+    knobs = _within_context(knobs, context or EMBEDDED_CONTEXT, cell.dataset)
     return build_workload(
         WorkloadConfig(
             dataset=cell.dataset,

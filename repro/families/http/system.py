@@ -88,7 +88,7 @@ def _history(exchanges: Sequence[Exchange]) -> str | None:
     return "token ids as answered" if all(reply.token_ids is not None for reply in replies) else "text as answered"
 
 
-def attached(cell: Cell) -> tuple[HttpDeployment, HttpWorkload]:
+def attach(cell: Cell) -> tuple[HttpDeployment, HttpWorkload]:
     """Connect to the server at the cell's URL, and ask it for its model."""
     knobs = resolve(cell.system, cell.requested)
     card = knobs.endpoint.card(knobs.model)
@@ -109,7 +109,7 @@ class HttpSystem:
             cell.executor == EXECUTOR,
             f"executor={cell.executor!r} has no effect with system={self.name!r}: leave it out",
         )
-        return attached(cell)
+        return attach(cell)
 
 
 OPENAI_HTTP = HttpSystem()

@@ -86,7 +86,7 @@ def body_of(ids: Sequence[int], max_tokens: int) -> dict[str, Any]:
 async def _warm_up(endpoint: Endpoint, ids: Sequence[int], check: Callable[[], None]) -> None:
     """Send a request that belongs to no session, because a first request takes longer than any other."""
     async with endpoint.sending() as send:
-        (reply,) = await _minding(asyncio.gather(send(body_of(ids, 2), time.monotonic)), check)
+        (reply,) = await _result_or_failure(asyncio.gather(send(body_of(ids, 2), time.monotonic)), check)
     if reply.error is not None:
         raise RunError(f"frontend='dynamo': the request that warms up failed: {reply.error}")
 
@@ -103,14 +103,14 @@ async def _drive(
             zeros_s.append(time.monotonic() - clock())
             return await send(body, clock)
 
-        exchanges = await _minding(asyncio.ensure_future(drive_http(conversations, sending)), check)
+        exchanges = await _result_or_failure(asyncio.ensure_future(drive_http(conversations, sending)), check)
     errors = [exchange.error for exchange in exchanges if exchange.error is not None]
     if errors:
         raise RunError(f"{len(errors)} of {len(exchanges)} requests failed, the first with: {errors[0]}")
     return exchanges, zeros_s[0]
 
 
-async def _minding(work: asyncio.Future[Any], check: Callable[[], None]) -> Any:
+async def _result_or_failure(work: asyncio.Future[Any], check: Callable[[], None]) -> Any:
     """Return the result of ``work``. Raises the error of ``check`` if a worker fails before."""
     try:
         while not work.done():
@@ -138,13 +138,13 @@ def seen_by_client(
             raise RunError(f"session {key[0]}, round {key[1]}: the client got other tokens than the workers made")
         due_s.append(by_round[key].due_s)
         replies.append(reply)
-    at_client = _at(run, due_s, replies)
+    at_client = _at_client_times(run, due_s, replies)
     client, worker = observe(at_client), observe(run)
     added = {"ttft_s": client.ttft_s - worker.ttft_s, "itl_s": client.round_itl_s["mean"] - worker.round_itl_s["mean"]}
     return at_client, {"added": {name: distribution(values[np.isfinite(values)]) for name, values in added.items()}}
 
 
-def _at(run: "ClusterRun", due_s: Sequence[float], replies: Sequence[Reply]) -> "ClusterRun":
+def _at_client_times(run: "ClusterRun", due_s: Sequence[float], replies: Sequence[Reply]) -> "ClusterRun":
     """The run with the client's times."""
     from engines.cluster.record import Gaps
 

@@ -29,7 +29,7 @@ from engines.policies.views import PrefillQueue, Slo
 from repro.families.cluster.ampd import ClusterPolicies, own_policies
 from repro.families.cluster.ampd_record import AR, ROUNDS, slo_attainment, tables_of
 from repro.families.cluster.ampd_record import round_ttft_s as ttft_of
-from repro.families.cluster.ampd_settings import DEFAULT_READING, Objective, SessionKnobs, sessions_asked
+from repro.families.cluster.ampd_settings import DEFAULT_READING, Objective, SessionKnobs, session_config
 from repro.families.cluster.deployments import parse_deployment
 from repro.families.live.over_dynamo import Direct, Front, OverDynamo, seen_by_client
 from repro.families.platforms import platform
@@ -156,7 +156,7 @@ def resolve(cell: Cell, system: str) -> LiveSettings:
         knobs.frontend is None or knobs.model == TINY or (Path(knobs.model) / "tokenizer.json").is_file(),
         f"model={knobs.model!r} has no tokenizer.json, which frontend={knobs.frontend!r} reads: give a checkpoint's folder with one",
     )
-    workload = sessions_asked(cell, knobs, num_sessions=_NUM_SESSIONS)
+    workload = session_config(cell, knobs, num_sessions=_NUM_SESSIONS)
     return LiveSettings(knobs=knobs, deployment=deployment, policies=policies, own=plugins, workload=workload)
 
 

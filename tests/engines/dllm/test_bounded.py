@@ -196,7 +196,7 @@ def bound_of(monkeypatch: pytest.MonkeyPatch, device_name: str | None, **knobs: 
     if device_name is not None:
         settings = replace(settings, device="cuda")
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: device_name)
-    return on_torch._bound(settings)
+    return on_torch._card_roofline(settings)
 
 
 def test_whose_peaks_bound_a_measured_run(monkeypatch):

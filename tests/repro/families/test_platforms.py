@@ -41,9 +41,9 @@ def test_a_section_names_what_is_wrong_in_it(family, given, says):
 
 
 def test_what_a_platform_of_the_package_says_besides_families_is_checked_too(monkeypatch):
-    monkeypatch.setattr(platforms, "_stored", lambda: {"platforms": {"x": {"title": "X", "executor": "guess"}}})
+    monkeypatch.setattr(platforms, "_catalogue", lambda: {"platforms": {"x": {"title": "X", "executor": "guess"}}})
     with pytest.raises(UserError, match="executor='guess'"):
-        platforms._built.__wrapped__("x")
+        platforms._load.__wrapped__("x")
 
 
 @pytest.mark.parametrize("name", ["nosuch", 3])

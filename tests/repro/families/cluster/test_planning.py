@@ -6,7 +6,7 @@ from support.cells import a_cell
 
 from repro.families.cluster.ampd import AMPD
 from repro.families.cluster.ampd_settings import resolve
-from repro.families.cluster.deployments import planned
+from repro.families.cluster.deployments import best_plans
 from repro.families.cluster.planning import PLANNER_SYSTEM, PLANNING
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
@@ -37,7 +37,7 @@ def test_it_plans_what_ampd_serves_on():
     served = a_cell(
         "ampd", dataset="toolbench", platform="h20x32", executor="roofline", rate=0.6, seed=3, model="Qwen3-32B"
     )
-    (best,) = planned(resolve(served, AMPD.name, AMPD.own).ground, 0.6)
+    (best,) = best_plans(resolve(served, AMPD.name, AMPD.own).ground, 0.6)
     plans = summary(cell())["plans"]
     assert len(plans) == 3
     assert plans[0]["deployment"] == str(best.deployment)
