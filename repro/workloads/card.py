@@ -63,7 +63,7 @@ def load(kind: type[AnyCard], name: str, folder: Path, *, unknown: str) -> AnyCa
     require(bool(names), f"no cards in {str(folder)!r}: install the package again, or run from a whole clone")
     require(name.lower() in names, f"{unknown}: use one of {', '.join(names)}")
     path = folder / f"{name.lower()}.yaml"
-    card = built(kind, _read(path), path.name)
+    card = parse(kind, _read(path), path.name)
     require(card.name == path.stem, f"{path.name}: name={card.name!r} must be the file's own name, {path.stem!r}")
     if isinstance(card, SourcedCard):
         sections = {field.name: getattr(card, field.name) for field in fields(card)}
@@ -99,25 +99,25 @@ def _read(path: Path) -> Any:
         raise UserError(f"{path.name} is not YAML: {one_line(error)}: correct the file") from error
 
 
-def built(kind: type[Any], raw: object, where: str) -> Any:
+def parse(kind: type[Any], raw: object, location: str) -> Any:
     """Make a dataclass from a mapping. The mapping needs every field without a default, and may have no unknown keys."""
     accepted = {field.name: field for field in fields(kind)}
     if not isinstance(raw, dict):
-        raise UserError(f"{where} must be a mapping with the keys {', '.join(accepted)}")
+        raise UserError(f"{location} must be a mapping with the keys {', '.join(accepted)}")
     unknown = [str(key) for key in raw if key not in accepted]
-    require(not unknown, f"{where}: unknown key {', '.join(unknown)}: use only {', '.join(accepted)}")
+    require(not unknown, f"{location}: unknown key {', '.join(unknown)}: use only {', '.join(accepted)}")
     required = (name for name, entry in accepted.items() if entry.default is entry.default_factory is MISSING)
     missing = [name for name in required if name not in raw]
-    require(not missing, f"{where}: missing key {', '.join(missing)}")
+    require(not missing, f"{location}: missing key {', '.join(missing)}")
     declared = get_type_hints(kind, include_extras=True)
-    values = {name: _value(declared[name], value, f"{where}: {name}") for name, value in raw.items()}
+    values = {name: _value(declared[name], value, f"{location}: {name}") for name, value in raw.items()}
     try:
         return kind(**values)
     except UserError as error:
-        raise UserError(f"{where}: {error}") from error
+        raise UserError(f"{location}: {error}") from error
 
 
-def _value(declared: Any, raw: object, where: str) -> Any:
+def _value(declared: Any, raw: object, location: str) -> Any:
     """Convert a YAML value to the section, tuple or mapping that the field is declared as. We check all other values and keep them."""
     inner = get_args(declared)
     if get_origin(declared) in (Union, UnionType):
@@ -125,19 +125,19 @@ def _value(declared: Any, raw: object, where: str) -> Any:
             return None
         (declared,) = (option for option in inner if option is not NoneType)
     if is_dataclass(declared):
-        return built(declared, raw, where)  # type: ignore[arg-type]
+        return parse(declared, raw, location)  # type: ignore[arg-type]
     if get_origin(declared) is tuple:
         if not isinstance(raw, list):
-            raise UserError(f"{where} must be a list")
-        return tuple(_value(inner[0], item, f"{where}[{index}]") for index, item in enumerate(raw))
+            raise UserError(f"{location} must be a list")
+        return tuple(_value(inner[0], item, f"{location}[{index}]") for index, item in enumerate(raw))
     if get_origin(declared) is Mapping:
         if not isinstance(raw, dict):
-            raise UserError(f"{where} must be a mapping")
-        return {str(key): _value(inner[1], item, f"{where}: {key}") for key, item in raw.items()}
-    check_value(declared, where, raw)
+            raise UserError(f"{location} must be a mapping")
+        return {str(key): _value(inner[1], item, f"{location}: {key}") for key, item in raw.items()}
+    check_value(declared, location, raw)
     if not isinstance(raw, str):
         return raw
-    require(bool(raw.strip()), f"{where}={raw!r} must be a text that is not empty")
+    require(bool(raw.strip()), f"{location}={raw!r} must be a text that is not empty")
     return raw.strip()
 
 
@@ -166,7 +166,7 @@ class Provenance(Origin):
 ProvenanceOf = TypeVar("ProvenanceOf", bound=Provenance)
 
 
-def remarked(provenance: ProvenanceOf, text: str) -> ProvenanceOf:
+def add_note(provenance: ProvenanceOf, text: str) -> ProvenanceOf:
     """The provenance with a further clause in its description."""
     return replace(provenance, description=f"{provenance.description}; {text}")
 
@@ -196,10 +196,10 @@ class Local(Generic[File]):
         return Origin(source="local", location=self.location, revision=", ".join(map(file_digest, self.paths)))
 
 
-def find_local(files: Sequence[File], named: str | None, data_dir: Path | None) -> Local[File] | None:
+def find_local(files: Sequence[File], name: str | None, data_dir: Path | None) -> Local[File] | None:
     """Find the named file. Without a name, find the first of a card's files in the data directory, or all files of its pattern."""
-    if named is not None:
-        path = Path(named)
+    if name is not None:
+        path = Path(name)
         listed = next((entry for entry in files if Path(entry.path).name == path.name), None)
         return Local(paths=(path,), entry=listed, location=path.name)
     directory = find_data_dir(data_dir)
@@ -210,9 +210,9 @@ def find_local(files: Sequence[File], named: str | None, data_dir: Path | None) 
     return None
 
 
-def local_file(card: Card, files: Sequence[File], named: str | None, data_dir: Path | None) -> Local[File]:
+def local_file(card: Card, files: Sequence[File], name: str | None, data_dir: Path | None) -> Local[File]:
     """Like ``find_local`` with the card's ``files``, but raises UserError with a fix if there is none."""
-    if (local := find_local(files, named, data_dir)) is not None:
+    if (local := find_local(files, name, data_dir)) is not None:
         return local
     directory = find_data_dir(data_dir)
     accepted = ", ".join(entry.path for entry in files) or "none"

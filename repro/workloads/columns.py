@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from engines.errors import UserError, require
 from repro.files import read_yaml
-from repro.workloads.card import Section, built
+from repro.workloads.card import Section, parse
 from repro.workloads.knobs import TimeUnit
 from repro.workloads.rounds import MESSAGES
 
@@ -53,7 +53,7 @@ class Format(Section):
     def fits(self, names: Sequence[str]) -> bool:
         return {*self.columns.values(), *self.marks} <= set(names)
 
-    def among(self, names: Sequence[str]) -> dict[str, str]:
+    def columns_in(self, names: Sequence[str]) -> dict[str, str]:
         """Return the format's columns in a file with these names, by our names."""
         return {**self.columns, **{name: column for name, column in self.also.items() if column in names}}
 
@@ -70,7 +70,7 @@ class KnownNames(Section):
 @cache
 def known_names() -> KnownNames:
     path = Path(__file__).with_name("formats.yaml")
-    names: KnownNames = built(KnownNames, read_yaml(path), path.name)
+    names: KnownNames = parse(KnownNames, read_yaml(path), path.name)
     return names
 
 
@@ -141,25 +141,25 @@ class Columns:
 
 
 def columns_of(
-    names: Sequence[str], file: str, given: str | None, unit: TimeUnit | None, *, needs_answers: bool = True
+    names: Sequence[str], file: str, pairs: str | None, unit: TimeUnit | None, *, needs_answers: bool = True
 ) -> Columns:
-    """Find the columns to read among ``names``: as ``given`` says (OURS=THEIRS, ...), or by the names. ``unit`` is the unit of times that a
+    """Find the columns to read among ``names``: as ``pairs`` says (OURS=THEIRS, ...), or by the names. ``unit`` is the unit of times that a
     user gave, if any. Errors name ``file``. With ``needs_answers``, raises UserError for a file without the answers' lengths."""
     detected = next((entry for entry in known_names().formats if entry.fits(names)), None)
-    if given is not None:
-        named, file_format = _given(given, names, file), None
-        prefix = f"columns={given!r}:"
+    if pairs is not None:
+        named, file_format = _parse_mapping(pairs, names, file), None
+        prefix = f"columns={pairs!r}:"
     elif detected is not None:
-        named, file_format, prefix = detected.among(names), detected, f"{file}:"
+        named, file_format, prefix = detected.columns_in(names), detected, f"{file}:"
     else:
-        named, file_format, prefix = _plain(names, file), None, f"{file}:"
+        named, file_format, prefix = _columns_by_name(names, file), None, f"{file}:"
     _check_consistent(named, names, prefix, needs_answers)
     name = next((key for key in TIMES if key in named), None)
     if name is None:
         require(unit is None, f"time_unit={unit!r} has no effect: {file} has no column of times that is read: name it")
         return Columns(named=named, format=file_format)
     own_unit = TIMES[name] or _unit_in(named[name])
-    is_named = given is not None and name != "arrival"
+    is_named = pairs is not None and name != "arrival"
     if is_named:
         require(
             unit in (None, own_unit),
@@ -167,7 +167,7 @@ def columns_of(
         )
         # We know the unit of a published column, so refuse a name with another.
         if detected is not None:
-            published = next((key for key in TIMES if detected.among(names).get(key) == named[name]), name)
+            published = next((key for key in TIMES if detected.columns_in(names).get(key) == named[name]), name)
             require(
                 published == name,
                 f"{prefix} {named[name]} of {file}, a file of {detected.title}, is in {WORDS[TIMES[published] or 's']}: write "
@@ -183,7 +183,7 @@ def columns_of(
     )
 
 
-def _given(text: str, names: Sequence[str], file: str) -> dict[str, str]:
+def _parse_mapping(text: str, names: Sequence[str], file: str) -> dict[str, str]:
     prefix = f"columns={text!r}"
     columns: dict[str, str] = {}
     try:
@@ -203,7 +203,7 @@ def _given(text: str, names: Sequence[str], file: str) -> dict[str, str]:
     return columns
 
 
-def _plain(names: Sequence[str], file: str) -> dict[str, str]:
+def _columns_by_name(names: Sequence[str], file: str) -> dict[str, str]:
     """The columns with our own names, or with other names that can mean only one thing."""
     # Many files number their rows. Such numbers name no request unless the file has parents.
     columns = {name: name for name in NAMES if name in names and (name != "id" or "parent" in names)}
@@ -213,7 +213,7 @@ def _plain(names: Sequence[str], file: str) -> dict[str, str]:
         columns = {name: name for name in columns if name in TIMES or name == "gen_length"} | {"rounds": messages}
     by_plain: dict[str, list[str]] = {}
     for name in names:
-        by_plain.setdefault(_spelt(name), []).append(name)
+        by_plain.setdefault(_normalized(name), []).append(name)
     for name, others in known_names().names.items():
         is_named = columns.keys() & {*LENGTHS, "rounds"} if name in LENGTHS else name in columns
         is_whole = "rounds" in columns and (name != "gen_length" or columns["rounds"] not in MESSAGES)
@@ -226,11 +226,11 @@ def _plain(names: Sequence[str], file: str) -> dict[str, str]:
         if matches:
             columns[name] = matches[0]
     if not columns.keys() & TIMES.keys():
-        candidates = [name for name in names if _TIME.fullmatch(_spelt(name))]
-        arrivals = [name for name in candidates if _spelt(name).startswith("arriv")]
+        candidates = [name for name in names if _TIME.fullmatch(_normalized(name))]
+        arrivals = [name for name in candidates if _normalized(name).startswith("arriv")]
         # Take it only if there is one.
         columns |= next(({"arrival": chosen[0]} for chosen in (candidates, arrivals) if len(chosen) == 1), {})
-    delay = next((name for name in names if _spelt(name) in ("delay", "wait", "think_time")), None)
+    delay = next((name for name in names if _normalized(name) in ("delay", "wait", "think_time")), None)
     is_timed = columns.keys() & {*DELAYS, *WAITS}
     require(
         delay is None or "session" not in columns or bool(is_timed),
@@ -239,38 +239,38 @@ def _plain(names: Sequence[str], file: str) -> dict[str, str]:
     return columns
 
 
-def _spelt(name: str) -> str:
+def _normalized(name: str) -> str:
     return re.sub(r"[\s\-_.]+", "_", name.strip()).lower()
 
 
 def _unit_in(column: str) -> TimeUnit | None:
     """The unit at the end of a column's name; None without one."""
-    match = _TIME.fullmatch(_spelt(column))
+    match = _TIME.fullmatch(_normalized(column))
     return None if match is None or match[2] is None else _UNITS[(match[2] + " ")[:2].strip()]
 
 
-def _check_consistent(found: Mapping[str, str], names: Sequence[str], said: str, needs_answers: bool) -> None:
+def _check_consistent(named: Mapping[str, str], names: Sequence[str], prefix: str, needs_answers: bool) -> None:
     fix = f"name it, like {EXAMPLE}"
     for group in (tuple(TIMES), LENGTHS, (*DELAYS, *WAITS)):
-        present = [name for name in group if name in found]
-        require(len(present) < 2, f"{said} {' and '.join(present)} say the same: name one of them as columns")
-    if "rounds" in found:
-        allowed = {"rounds", *TIMES, *(("gen_length",) if found["rounds"] in MESSAGES else ())}
-        extra = ", ".join(sorted(found.keys() - allowed))
-        require(not extra, f"{said} rounds hold all of a session, {extra} too: leave one out")
+        present = [name for name in group if name in named]
+        require(len(present) < 2, f"{prefix} {' and '.join(present)} say the same: name one of them as columns")
+    if "rounds" in named:
+        allowed = {"rounds", *TIMES, *(("gen_length",) if named["rounds"] in MESSAGES else ())}
+        extra = ", ".join(sorted(named.keys() - allowed))
+        require(not extra, f"{prefix} rounds hold all of a session, {extra} too: leave one out")
         return
     listing = f"the file has {', '.join(names)}"
     is_bare = bool(names) and all(_VALUE.fullmatch(name) for name in names)
-    require(not is_bare, f"{said} the first line names no columns, {listing}: write a line of names over it")
-    require(any(name in found for name in LENGTHS), f"{said} no column is the prompts' length, {listing}: {fix}")
+    require(not is_bare, f"{prefix} the first line names no columns, {listing}: write a line of names over it")
+    require(any(name in named for name in LENGTHS), f"{prefix} no column is the prompts' length, {listing}: {fix}")
     require(
-        "gen_length" in found or not needs_answers,
-        f"{said} no column is the answers' length gen_length, {listing}: {fix}, or give all answers one as gen_length (--gen-length, in repro capacity --knob gen_length=...)",
+        "gen_length" in named or not needs_answers,
+        f"{prefix} no column is the answers' length gen_length, {listing}: {fix}, or give all answers one as gen_length (--gen-length, in repro capacity --knob gen_length=...)",
     )
-    is_linked = "session" in found or "parent" in found
+    is_linked = "session" in named or "parent" in named
     for name in (*DELAYS, *WAITS, "turn", "context_len", "duration_s"):
-        require(name not in found or is_linked, f"{said} {name} is between rows of one session: name session too")
-    require(("id" in found) == ("parent" in found), f"{said} id and parent go together: name both")
+        require(name not in named or is_linked, f"{prefix} {name} is between rows of one session: name session too")
+    require(("id" in named) == ("parent" in named), f"{prefix} id and parent go together: name both")
     require(
-        "parent" not in found or "session" not in found, f"{said} parent and session say the same: name one of them"
+        "parent" not in named or "session" not in named, f"{prefix} parent and session say the same: name one of them"
     )

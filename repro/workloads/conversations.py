@@ -30,7 +30,7 @@ from repro.workloads.draws import (
     fit_quantiles,
 )
 from repro.workloads.rounds import RecordedRound, Trace, TracedSession
-from repro.workloads.served import Traced, served, taken, trace_of
+from repro.workloads.served import Traced, take, take_from, trace_of
 from repro.workloads.sessions import RoundCounts, SessionWorkload, Source, draw_rounds
 
 CARDS_DIR = DATASETS / "conversations"
@@ -150,17 +150,17 @@ def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = No
         band = f", prompts of {low} to {config.high or 'any number of'} tokens alone"
     if config.file is not None:
         keep = _in_band(config, trace_of(config.file, config.seed).sessions, repr(config.file.where))
-        chosen = served(config.file, config.replayed, config.seed, num=config.num_turns, in_rounds=True, keep=keep)
+        chosen = take_from(config.file, config.replayed, config.seed, num=config.num_turns, in_rounds=True, keep=keep)
         description = f"{chosen.description}; {chosen.trace.how} conversations{band}"
         return _workload(chosen.trace.name, config, chosen.sessions, chosen.arrival_s, chosen.trace.origin, description)
     card = load_conversation_card(config.dataset)
     if config.source == "local":
-        trace = _held(card, config, data_dir)
+        trace = _read_trace(card, config, data_dir)
         stream = ("conversations", "sample")
-        chosen = taken(
+        chosen = take(
             trace, None, config.seed, num=config.num_turns, in_rounds=True, stream=stream, step=len(trace.sessions)
         )
-        sessions = _answered(card, chosen.sessions, config)
+        sessions = _with_answers(card, chosen.sessions, config)
         origin = trace.origin
         description = f"{card.title}: recorded conversations, lengths of the file's texts at 4 characters a token{band}"
         description += chosen.repeated
@@ -169,7 +169,7 @@ def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = No
             config.path is None,
             f"dataset_path={config.path!r} has no effect with dataset_source='embedded': leave one of them out",
         )
-        sessions = _drawn(card, config)
+        sessions = _draw_sessions(card, config)
         description = f"{card.title}: embedded generator, shares of short and long prompts met by construction{band}"
         origin = Origin(source="embedded", location=f"datasets/conversations/{card.name}.yaml", revision=None)
     return _workload(card.name, config, sessions, [0.0] * len(sessions), origin, description)
@@ -217,7 +217,7 @@ def _workload(
 # -- generator ----------------------------------------------------------------------------------------------
 
 
-def _drawn(card: ConversationCard, config: ConversationConfig) -> list[TracedSession]:
+def _draw_sessions(card: ConversationCard, config: ConversationConfig) -> list[TracedSession]:
     first_spread = card.first.log_normal
     if config.is_banded:
         sizes = _lengths(card, first_spread, config.num_turns, config, "first", shares=_shares_of_band(card, config))
@@ -257,7 +257,7 @@ def _lengths(
     strata = (rng.permutation(num) + rng.random(num)) / max(num, 1)
     bottom, top = shares
     uniform = np.clip(bottom + (top - bottom) * strata, SMALLEST_UNIFORM, 1 - SMALLEST_UNIFORM)
-    lengths: Ints = np.clip(np.rint(spread.at(uniform)), card.bounds.low, card.bounds.high).astype(np.int64)
+    lengths: Ints = np.clip(np.rint(spread.quantiles(uniform)), card.bounds.low, card.bounds.high).astype(np.int64)
     return lengths.tolist()
 
 
@@ -278,7 +278,7 @@ def _shares_of_band(card: ConversationCard, config: ConversationConfig) -> tuple
 # -- files --------------------------------------------------------------------------------------------------
 
 
-def _held(card: ConversationCard, config: ConversationConfig, data_dir: Path | None) -> Trace:
+def _read_trace(card: ConversationCard, config: ConversationConfig, data_dir: Path | None) -> Trace:
     """Read the conversations of a file, or only its prompts within the band."""
     from repro.workloads.recorded import read_chats
 
@@ -290,7 +290,7 @@ def _held(card: ConversationCard, config: ConversationConfig, data_dir: Path | N
 
 
 def _in_band(
-    config: ConversationConfig, sessions: Iterable[TracedSession], where: str
+    config: ConversationConfig, sessions: Iterable[TracedSession], location: str
 ) -> tuple[TracedSession, ...] | None:
     """Return the turns whose prompts are in the band, each as its own conversation. None without a band."""
     if not config.is_banded:
@@ -301,12 +301,12 @@ def _in_band(
     )
     require(
         bool(chats),
-        f"min_tokens={config.low}, max_tokens={config.high}: {where} has no such prompts, ask for other lengths",
+        f"min_tokens={config.low}, max_tokens={config.high}: {location} has no such prompts, ask for other lengths",
     )
     return chats
 
 
-def _answered(
+def _with_answers(
     card: ConversationCard, sessions: Sequence[TracedSession], config: ConversationConfig
 ) -> list[TracedSession]:
     """Return the conversations with drawn answers for turns without a recorded one."""

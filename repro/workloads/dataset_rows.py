@@ -52,12 +52,12 @@ def hub_records(card: DatasetCard, columns: Sequence[str], *, split: str | None 
         return Records(origin=hub_origin(card), rows=tuple(_record(row, columns) for row in rows))
 
 
-def read_records(found: Local[PromptFile], columns: Sequence[str]) -> Records:
+def read_records(file: Local[PromptFile], columns: Sequence[str]) -> Records:
     """Read text ``columns`` of every row in a JSON-lines file, gzipped or not."""
-    (path,) = found.paths
+    (path,) = file.paths
     rows = tuple(_record(row, columns) for row in json_rows(path))
-    require(bool(rows), f"{found.location} has no rows: check that it is the whole file")
-    return Records(origin=found.origin, rows=rows, path=path)
+    require(bool(rows), f"{file.location} has no rows: check that it is the whole file")
+    return Records(origin=file.origin, rows=rows, path=path)
 
 
 def load_hub_columns(hub: HubReference, columns: tuple[str, ...]) -> Mapping[str, Sequence[object]]:
@@ -95,7 +95,7 @@ def entry_for(card: DatasetCard, path: Path) -> PromptFile:
             first = None
         # A file with times or lengths is a trace, and we must not ignore its numbers.
         is_trace = not isinstance(first, dict) or bool(({*OWN_KEYS, *RENAMED} - {"prompt"}) & first.keys())
-        is_prompts = not is_trace and isinstance(Row(path.name, first).at(column), str)
+        is_prompts = not is_trace and isinstance(Row(path.name, first).value_at(column), str)
     return PromptFile(path=path.name, format="prompts_jsonl" if is_prompts else "trace")
 
 
@@ -133,20 +133,20 @@ def read_lengths(path: Path, entry: PromptFile) -> tuple[TracedSession, ...]:
 
 def read_rows(path: Path, time_unit: TimeUnit | None = None) -> tuple[TracedSession, ...]:
     """Read a table of requests, or our own JSON lines, in which a request may give its answer's length."""
-    if not is_own(path):
+    if not is_own_format(path):
         return read_requests(path, time_unit)
     require(
         time_unit is None, f"time_unit={time_unit!r} has no effect: {path.name} says arrival_s, which is in seconds"
     )
-    return tuple(map(_own, json_rows(path)))
+    return tuple(map(_own_session, json_rows(path)))
 
 
-def is_own(path: Path) -> bool:
+def is_own_format(path: Path) -> bool:
     """Whether a table is JSON lines in our own format."""
     return not is_parquet(path) and is_json(path) and bool({"prompt", "prompt_len"} & {*names_in(path)})
 
 
-def _own(row: Row) -> TracedSession:
+def _own_session(row: Row) -> TracedSession:
     """Read a row of our own format. ``arrival_s`` and ``gen_length`` may be missing, but not the prompt."""
     values = row.values
     for key in values:

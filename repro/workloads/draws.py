@@ -82,7 +82,7 @@ class ArrivalConfig(Checked):
             )
 
 
-def arrivals_asked(rate: float | None, knobs: ArrivalKnobs) -> ArrivalConfig:
+def arrivals_of(rate: float | None, knobs: ArrivalKnobs) -> ArrivalConfig:
     """Make Poisson arrivals at a rate, or a burst without one, unless the knobs say otherwise."""
     kind = knobs.arrivals or ("burst" if rate is None else "poisson")
     burstiness = 1.0 if knobs.burstiness is None else knobs.burstiness
@@ -153,7 +153,7 @@ class LogNormalParameters(NamedTuple):
     mu: float
     sigma: float
 
-    def at(self, uniforms: Floats) -> Floats:
+    def quantiles(self, uniforms: Floats) -> Floats:
         """Return the quantiles of these shares."""
         normals = np.array([NORMAL.inv_cdf(share) for share in uniforms.tolist()], dtype=np.float64)
         return np.exp(self.mu + self.sigma * normals)
@@ -175,7 +175,7 @@ class LogNormalLengths(Section):
 
     def draw(self, num: int, rng: np.random.Generator) -> Ints:
         uniforms = np.maximum(rng.random(num), SMALLEST_UNIFORM)
-        lengths = self.offset + LogNormalParameters(self.mu, self.sigma).at(uniforms)
+        lengths = self.offset + LogNormalParameters(self.mu, self.sigma).quantiles(uniforms)
         return np.rint(np.clip(lengths, self.low, self.high)).astype(np.int64)
 
 

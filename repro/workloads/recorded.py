@@ -76,7 +76,7 @@ def chat_of(row: Row, column: str | None = None) -> tuple[RecordedRound, ...]:
     if not isinstance(messages, list):
         raise row.bad(name, messages, "expected a list of messages")
     if name == "turns":
-        return _asked_turns(row, messages)
+        return _aiperf_turns(row, messages)
     turns: list[RecordedRound] = []
     prompt: int | None = None
     answer = 0
@@ -94,7 +94,7 @@ def chat_of(row: Row, column: str | None = None) -> tuple[RecordedRound, ...]:
     return tuple(turns)
 
 
-def _asked_turns(row: Row, turns: list[object]) -> tuple[RecordedRound, ...]:
+def _aiperf_turns(row: Row, turns: list[object]) -> tuple[RecordedRound, ...]:
     """Read a session in AIPerf's form: for each turn the user's text, milliseconds before it, and the answer's length if it is given."""
     rounds: list[RecordedRound] = []
     for turn in turns:
@@ -130,12 +130,12 @@ def _message(row: Row, name: str, message: object) -> tuple[str, str]:
     return role, text
 
 
-def read_chats(paths: Sequence[Path], most: int = MOST_CONVERSATIONS) -> tuple[TracedSession, ...]:
-    """Read the first ``most`` conversations with at least one prompt from these files."""
+def read_chats(paths: Sequence[Path], limit: int = MOST_CONVERSATIONS) -> tuple[TracedSession, ...]:
+    """Read the first ``limit`` conversations with at least one prompt from these files."""
     readers = (parquet_rows(path, *MESSAGES) if path.suffix == ".parquet" else object_rows(path) for path in paths)
     rows = chain.from_iterable(readers)
     chats = (TracedSession(rounds, where=row.where) for row in rows if (rounds := chat_of(row)))
-    sessions = tuple(islice(chats, most))
+    sessions = tuple(islice(chats, limit))
     require(bool(sessions), f"{paths[0].name} has no conversation with a prompt: check that it is the whole file")
     return sessions
 

@@ -65,10 +65,10 @@ class PlainSessions(Sequence[TracedSession]):
     def __len__(self) -> int:
         return len(self.prefill)
 
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return tuple(self[number] for number in range(len(self))[place])
-        index = range(len(self))[place]
+    def __getitem__(self, position: Any) -> Any:
+        if isinstance(position, slice):
+            return tuple(self[number] for number in range(len(self))[position])
+        index = range(len(self))[position]
         rounds = (RecordedRound(int(self.prefill[index]), int(self.decode[index])),)
         arrival_s = None if self.arrival_s is None else float(self.arrival_s[index])
         return TracedSession(rounds, arrival_s, None, f"{self.where} {self.numbers[index]}", self.prefix_of(index))
@@ -147,10 +147,10 @@ class TraceFile:
     """Tokens of answers whose length the file does not give."""
 
 
-def bad_field(where: str, field: str, value: object, fix: str) -> UserError:
+def bad_field(location: str, field: str, value: object, fix: str) -> UserError:
     # Python refuses to print a number of thousands of digits, and nobody would read it.
     is_long = isinstance(value, int) and not -(10**60) < value < 10**60
     shown = "a number of more than 60 digits" if is_long else repr(value)
     if len(shown) > _SHOWN:
         shown = shown[: _SHOWN - 3] + "..."
-    return UserError(f"{where}: field {field!r} is {shown}: {fix}")
+    return UserError(f"{location}: field {field!r} is {shown}: {fix}")

@@ -69,14 +69,14 @@ class Row(NamedTuple):
             raise self.bad(field, value, f"expected a whole number, at most {MOST_TOKENS}")
         return int(number)
 
-    def seconds(self, field: str, most: float = MOST_SECONDS) -> float:
-        return float(self.moment(field, most))
+    def seconds(self, field: str, limit: float = MOST_SECONDS) -> float:
+        return float(self.moment(field, limit))
 
-    def moment(self, field: str, most: float = MOST_SECONDS) -> float:
-        """Read a time in any unit, at most ``most``. A whole number keeps all of its digits."""
+    def moment(self, field: str, limit: float = MOST_SECONDS) -> float:
+        """Read a time in any unit, at most ``limit``. A whole number keeps all of its digits."""
         value = self.required(field)
         number = _number(value)
-        if number is None or not 0 <= number <= most:
+        if number is None or not 0 <= number <= limit:
             fix = f"expected a finite number, not negative, at most {MOST_SECONDS:g}{_without_commas(value)}"
             raise self.bad(field, value, fix)
         return number
@@ -97,7 +97,7 @@ class Row(NamedTuple):
     def is_number(self, field: str) -> bool:
         return _number(self.values[field]) is not None
 
-    def at(self, field: str) -> Any:
+    def value_at(self, field: str) -> Any:
         """Return the value at ``name``, or at ``name[i]`` of a list. None if there is none."""
         match = re.fullmatch(r"([^\[\]]+)(?:\[(\d+)\])?", field)
         if match is None:
@@ -109,7 +109,7 @@ class Row(NamedTuple):
         return value[index] if isinstance(value, list) and index < len(value) else None
 
     def text(self, field: str) -> str:
-        value = self.at(field)
+        value = self.value_at(field)
         if not isinstance(value, str):
             raise self.bad(field, value, "expected text")
         try:
@@ -143,8 +143,8 @@ def _without_commas(value: object) -> str:
     return ""
 
 
-def is_seconds(value: object, most: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
+def is_seconds(value: object, limit: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= limit
 
 
 def open_text(path: Path) -> TextIO:
@@ -173,18 +173,18 @@ def _lines(path: Path, file: TextIO) -> Iterator[str]:
 
 def first_line(path: Path) -> str:
     """Read the first line that is not blank, without its end and without blanks around it (but with tabs)."""
-    with _beginning(path) as file:
+    with _opened(path) as file:
         return next((line.strip(" \r\n\f\v") for line in _lines(path, file) if line.strip()), "")
 
 
 def is_json(path: Path) -> bool:
     """Whether a file begins with a JSON object or list."""
-    with _beginning(path) as file:
-        return _first(file) in ("{", "[")
+    with _opened(path) as file:
+        return _first_character(file) in ("{", "[")
 
 
 @contextmanager
-def _beginning(path: Path) -> Iterator[TextIO]:
+def _opened(path: Path) -> Iterator[TextIO]:
     with open_text(path) as file:
         try:
             yield file
@@ -207,14 +207,14 @@ def _header(name: str, line: str) -> tuple[tuple[str, ...], str]:
     cells = {mark: next(csv.reader([line], delimiter=mark), []) for mark in _SEPARATORS}
     mark = max(_SEPARATORS, key=lambda each: len(cells[each]))
     names = tuple(cell.strip().lstrip("\ufeff") for cell in cells[mark])
-    _check_unlike(f"{name} line 1", names)
+    _check_distinct(f"{name} line 1", names)
     return names, mark
 
 
-def _check_unlike(where: str, names: Sequence[str]) -> None:
+def _check_distinct(location: str, names: Sequence[str]) -> None:
     repeated = next((name for index, name in enumerate(names) if name and name in names[:index]), None)
     if repeated is not None:
-        raise bad_field(where, "header", ",".join(names), f"the column {repeated!r} is given twice, keep one")
+        raise bad_field(location, "header", ",".join(names), f"the column {repeated!r} is given twice, keep one")
 
 
 def csv_rows(path: Path, *columns: str) -> Iterator[Row]:
@@ -264,19 +264,19 @@ def json_rows(path: Path) -> Iterator[Row]:
             raise UserError(f"{path.name} line {line + 1}: unreadable ({error}): get the file again") from error
 
 
-def _json_row(where: str, text: str) -> Row:
+def _json_row(location: str, text: str) -> Row:
     try:
         record = DECODER.decode(text)
     except RepeatedKeyError as error:
-        raise bad_field(where, "line", text.strip(), f"{error}, keep one") from None
+        raise bad_field(location, "line", text.strip(), f"{error}, keep one") from None
     except json.JSONDecodeError as error:
-        raise bad_field(where, "line", text.strip(), f"not JSON ({error.msg}), one object a line") from error
+        raise bad_field(location, "line", text.strip(), f"not JSON ({error.msg}), one object a line") from error
     except (RecursionError, ValueError) as error:
         fix = "nested too deeply, or with a number too long, to be read"
-        raise bad_field(where, "line", text.strip(), fix) from error
+        raise bad_field(location, "line", text.strip(), fix) from error
     if not isinstance(record, dict):
-        raise bad_field(where, "line", record, "expected an object {...}, one a line")
-    return Row(where, record)
+        raise bad_field(location, "line", record, "expected an object {...}, one a line")
+    return Row(location, record)
 
 
 def object_rows(path: Path) -> Iterator[Row]:
@@ -288,12 +288,12 @@ def _is_array(path: Path) -> bool:
     """Whether a file begins with a list. If it cannot be read, the reader will raise the error."""
     with open_text(path) as file:
         try:
-            return _first(file) == "["
+            return _first_character(file) == "["
         except UNREADABLE:
             return False
 
 
-def _first(file: TextIO) -> str:
+def _first_character(file: TextIO) -> str:
     """Read up to the first character that is not blank, and return it."""
     start = file.read(1)
     while start.isspace():
@@ -306,7 +306,7 @@ def array_rows(path: Path) -> Iterator[Row]:
     number = 0
     with open_text(path) as file:
         try:
-            if (start := _first(file)) != "[":
+            if (start := _first_character(file)) != "[":
                 raise UserError(f"{path.name} begins with {start!r}: expected a list [...] of objects")
             for number, value in enumerate(_values(file), start=1):
                 location = f"{path.name} row {number}"
@@ -325,7 +325,7 @@ def array_rows(path: Path) -> Iterator[Row]:
 def _values(file: TextIO) -> Iterator[object]:
     text, offset, separator, is_whole = "", 0, "", False
     while True:
-        offset = _behind_blanks(text, offset)
+        offset = _skip_blanks(text, offset)
         if text.startswith("]", offset):
             if (text[offset + 1 :] + file.read()).strip():
                 raise json.JSONDecodeError("more behind the list", text, offset)
@@ -333,7 +333,7 @@ def _values(file: TextIO) -> Iterator[object]:
         if offset < len(text) and not text.startswith(separator, offset):
             raise json.JSONDecodeError("Expecting ',' delimiter", text, offset)
         try:
-            value, end = DECODER.raw_decode(text, _behind_blanks(text, offset + len(separator)))
+            value, end = DECODER.raw_decode(text, _skip_blanks(text, offset + len(separator)))
             # A number at the end of a piece may continue in the next.
             if end == len(text) and not is_whole:
                 raise json.JSONDecodeError("it may go on", text, end)
@@ -349,8 +349,8 @@ def _values(file: TextIO) -> Iterator[object]:
         offset, separator = end, ","
 
 
-def _behind_blanks(text: str, at: int) -> int:
-    match = _BLANKS.match(text, at)
+def _skip_blanks(text: str, position: int) -> int:
+    match = _BLANKS.match(text, position)
     return len(text) if match is None else match.end()
 
 
@@ -363,10 +363,10 @@ def parquet_rows(path: Path, *columns: str) -> Iterator[Row]:
             for values in batch.to_pylist():
                 number += 1
                 # An empty cell among numbers is a NaN.
-                yield Row(f"{path.name} row {number}", {name: _plain(value) for name, value in values.items()})
+                yield Row(f"{path.name} row {number}", {name: _python_value(value) for name, value in values.items()})
 
 
-def _plain(value: Any) -> Any:
+def _python_value(value: Any) -> Any:
     if isinstance(value, Decimal):
         return float(value)
     return None if value != value else value
@@ -387,7 +387,7 @@ def _parquet(path: Path) -> Iterator[Any]:
 
     try:
         with open_file("file", path) as opened, parquet.ParquetFile(opened) as file:
-            _check_unlike(path.name, file.schema_arrow.names)
+            _check_distinct(path.name, file.schema_arrow.names)
             yield file
     except (ArrowException, OSError) as error:
         raise UserError(f"{path.name} cannot be read as parquet ({error}): check that it is the whole file") from error

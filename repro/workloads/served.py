@@ -63,7 +63,7 @@ class OwnWorkload:
         return self.own.where
 
     def trace(self, seed: int) -> Trace:
-        return _drawn(self, seed)
+        return _draw_trace(self, seed)
 
     def yielded(self, seed: int) -> tuple[TracedSession, ...]:
         """The sessions of a seed. Raises UserError for anything that is no session, and for errors in the user's code."""
@@ -89,9 +89,9 @@ class OwnWorkload:
         )
         return sessions
 
-    def _checked(self, given: Any) -> Iterator[TracedSession]:
+    def _checked(self, sessions: Any) -> Iterator[TracedSession]:
         names = PrefixNames()
-        for number, session in enumerate(given, start=1):
+        for number, session in enumerate(sessions, start=1):
             location = f"{self.where}, session {number}"
             require(
                 isinstance(session, TracedSession),
@@ -116,26 +116,26 @@ class OwnWorkload:
                 RecordedRound(*(plain(name, value) for name, value in zip(RecordedRound._fields, item, strict=True)))
                 for item in rounds
             )
-            prefix = None if session.prefix is None else _named(session.prefix, checked, location, names)
+            prefix = None if session.prefix is None else _common_prefix(session.prefix, checked, location, names)
             yield TracedSession(
                 checked, plain("arrival_s", session.arrival_s), plain("prompt", session.prompt), location, prefix
             )
 
 
-def _named(prefix: object, rounds: Sequence[RecordedRound], where: str, names: PrefixNames) -> Prefix:
+def _common_prefix(prefix: object, rounds: Sequence[RecordedRound], location: str, names: PrefixNames) -> Prefix:
     """The prefix with block names that are common to all sessions."""
     if isinstance(prefix, Prefix) and len(prefix.rounds) == len(rounds):
         numbers = [prefix.block_tokens, *(number for ids in prefix.rounds for number in ids)]
         if all(type(number) is int for number in numbers) and numbers[0] >= 1 and prefix.fits(rounds):
             return Prefix(numbers[0], tuple(map(names.of, prefix.rounds)))
     raise UserError(
-        f"{where}: prefix={prefix!r:.60} must be a Prefix of engines.cluster.sessions, for each round a number for every block of its "
+        f"{location}: prefix={prefix!r:.60} must be a Prefix of engines.cluster.sessions, for each round a number for every block of its "
         "prompt with its history: leave it out, or write Prefix(16, ((0, 1, 2),))"
     )
 
 
 @kept(maxsize=16)
-def _drawn(workload: OwnWorkload, seed: int) -> Trace:
+def _draw_trace(workload: OwnWorkload, seed: int) -> Trace:
     sessions = workload.yielded(seed)
     require(
         sessions == workload.yielded(seed),
@@ -162,15 +162,15 @@ Traced = TraceFile | OwnWorkload
 """A source of sessions. Its ``where`` is the name that a user gave."""
 
 
-def trace_asked(dataset: str, knobs: TraceKnobs, given: Mapping[str, Any]) -> Traced | None:
-    """The source that a cell serves instead of a data set, if any. The cell is named after it. ``given`` are all of the cell's knobs."""
+def trace_source(dataset: str, knobs: TraceKnobs, requested: Mapping[str, Any]) -> Traced | None:
+    """The source that a cell serves instead of a data set, if any. The cell is named after it. ``requested`` are all of its knobs."""
     workload = knobs.workload
     options: dict[str, object] = {"columns": knobs.columns, "time_unit": knobs.time_unit, "sort": knobs.sort or None}
     if workload is None:
         has_file = isinstance(knobs, RequestKnobs) and knobs.dataset_path is not None
         options |= {"time_unit": None} if has_file else {}
         options |= {"gen_length": knobs.gen_length} if isinstance(knobs, UntoldAnswers) else {}
-        unused = _given(options)
+        unused = _knobs_text(options)
         require(unused == "", f"{unused} has no effect without a workload: leave it out")
         return None
     for name in ("dataset_path", "dataset_source"):
@@ -182,36 +182,36 @@ def trace_asked(dataset: str, knobs: TraceKnobs, given: Mapping[str, Any]) -> Tr
         dataset == named_after(workload),
         f"dataset={dataset!r} has no effect with workload={workload!r}, after which the run is named: leave it out",
     )
-    if (plugin := _own(given)) is None:
+    if (plugin := _own_plugin(requested)) is None:
         return TraceFile(
             where=workload,
             columns=knobs.columns,
             time_unit=knobs.time_unit,
             sort=knobs.sort,
-            gen_length=given.get("gen_length"),
+            gen_length=requested.get("gen_length"),
         )
-    unused = _given({**options, "gen_length": given.get("gen_length")})
+    unused = _knobs_text({**options, "gen_length": requested.get("gen_length")})
     require(unused == "", f"{unused} has no effect with workload={workload!r}, which is no file: leave it out")
     return OwnWorkload(own=plugin)
 
 
-def _given(knobs: Mapping[str, object]) -> str:
+def _knobs_text(knobs: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in knobs.items() if value is not None)
 
 
-def workload_knobs(given: Mapping[str, Any]) -> Mapping[str, Knob]:
+def workload_knobs(requested: Mapping[str, Any]) -> Mapping[str, Knob]:
     """The knobs of a user's own workload. A file has none."""
-    plugin = _own(given)
+    plugin = _own_plugin(requested)
     return {} if plugin is None else plugin.knobs
 
 
-def _own(given: Mapping[str, Any]) -> Plugin | None:
+def _own_plugin(requested: Mapping[str, Any]) -> Plugin | None:
     """A user's own workload with only its own knobs, so that all systems of a comparison serve the same."""
-    spec = place_of(str(given.get("workload") or ""))
+    spec = place_of(str(requested.get("workload") or ""))
     if spec is None:
         return None
     knobs = own_knobs(Plugin(kind=WORKLOAD, where=spec).named)
-    values = tuple((name, given[name]) for name in knobs if given.get(name) is not None)
+    values = tuple((name, requested[name]) for name in knobs if requested.get(name) is not None)
     return Plugin(kind=WORKLOAD, where=spec, given=values)
 
 
@@ -243,7 +243,7 @@ def trace_of(source: Traced, seed: int) -> Trace:
     return read_trace(source)
 
 
-def served(
+def take_from(
     source: Traced,
     arrivals: ArrivalConfig | None,
     seed: int,
@@ -254,7 +254,7 @@ def served(
     is_sample: bool = False,
     with_prefixes: bool = False,
 ) -> Served:
-    """Take ``num`` sessions of a source, as ``taken`` does; None takes as many as there are. Raises UserError for options of times that
+    """Take ``num`` sessions of a source, as ``take`` does; None takes as many as there are. Raises UserError for options of times that
     have no effect, except for a sample to plan by, which arrives at other times than the run. Without ``with_prefixes`` the sessions do
     not know which tokens they share."""
     trace = trace_of(source, seed)
@@ -267,17 +267,17 @@ def served(
         (available if num is None else num) <= MOST_SERVED,
         f"workload={source.where!r} has {available:,}, more than the {MOST_SERVED:,} that a run may have: give num_prompts",
     )
-    chosen = taken(trace, arrivals, seed, num=available if num is None else num, in_rounds=in_rounds, keep=keep)
+    chosen = take(trace, arrivals, seed, num=available if num is None else num, in_rounds=in_rounds, keep=keep)
     if block_of(chosen.sessions) is None:
         return chosen
     if with_prefixes:
-        return replace(chosen, sessions=_told_apart(chosen.sessions, len(trace.sessions)))
+        return replace(chosen, sessions=_with_own_blocks(chosen.sessions, len(trace.sessions)))
     plain = chosen.sessions
     bare = plain.bare() if isinstance(plain, PlainSessions) else tuple(each._replace(prefix=None) for each in plain)
     return replace(chosen, sessions=bare, description=f"{chosen.description}; {PREFIXES_UNUSED}")
 
 
-def _told_apart(sessions: Sequence[TracedSession], num: int) -> Sequence[TracedSession]:
+def _with_own_blocks(sessions: Sequence[TracedSession], num: int) -> Sequence[TracedSession]:
     """Give repeated sessions (after each ``num``) block names of their own, because no cache has seen a repeat's prompt."""
     if len(sessions) <= num:
         return sessions
@@ -293,7 +293,7 @@ def _told_apart(sessions: Sequence[TracedSession], num: int) -> Sequence[TracedS
     return distinct
 
 
-def taken(
+def take(
     trace: Trace,
     arrivals: ArrivalConfig | None,
     seed: int,
@@ -325,7 +325,7 @@ def taken(
         sessions = source.first(num)
     else:
         order = cycle(range(len(source))) if is_replayed else shuffled(len(source), seed, *stream, step=step)
-        sessions = tuple(_up_to((source[index] for index in order), num, in_rounds=in_rounds))
+        sessions = tuple(_until((source[index] for index in order), num, in_rounds=in_rounds))
     times = [0.0] * len(sessions)
     if arrivals is not None:
         times = arrival_times(arrivals, len(sessions), seed, trace_s=stamps).tolist()
@@ -337,7 +337,7 @@ def taken(
         trace=trace,
         sessions=sessions,
         arrival_s=tuple(times),
-        description=_described(trace, arrivals, times) + repeated,
+        description=_description(trace, arrivals, times) + repeated,
         repeated=repeated,
     )
 
@@ -346,7 +346,7 @@ def _size(sessions: Sequence[TracedSession], *, in_rounds: bool) -> int:
     return sum(len(session.rounds) for session in sessions) if in_rounds else len(sessions)
 
 
-def _up_to(sessions: Iterable[TracedSession], num: int, *, in_rounds: bool) -> Iterator[TracedSession]:
+def _until(sessions: Iterable[TracedSession], num: int, *, in_rounds: bool) -> Iterator[TracedSession]:
     if not in_rounds:
         yield from islice(sessions, num)
         return
@@ -357,7 +357,7 @@ def _up_to(sessions: Iterable[TracedSession], num: int, *, in_rounds: bool) -> I
             return
 
 
-def _stamps(trace: Trace, held: Sequence[TracedSession]) -> Floats:
+def _stamps(trace: Trace, sessions: Sequence[TracedSession]) -> Floats:
     """Return the set's own times. Raises UserError if they fall: an unsorted file may be two files, or change its unit halfway."""
     column, location = trace.time, trace.origin.location
     require(trace.unclear is None, trace.unclear or "")
@@ -370,25 +370,25 @@ def _stamps(trace: Trace, held: Sequence[TracedSession]) -> Floats:
             f"arrivals='trace': {location} has no column of times among {', '.join(trace.columns.values())}: name one "
             "with --columns arrival_s=..., or use other arrivals"
         )
-    if isinstance(held, PlainSessions) and held.arrival_s is not None:
-        return held.arrival_s
-    untimed = next((session for session in held if session.arrival_s is None), None)
+    if isinstance(sessions, PlainSessions) and sessions.arrival_s is not None:
+        return sessions.arrival_s
+    untimed = next((session for session in sessions if session.arrival_s is None), None)
     if untimed is not None:
         raise bad_field(
             untimed.where, column, None, "the first row of a session has no time: give it one, or use other arrivals"
         )
-    stamps = np.array([session.arrival_s for session in held], dtype=np.float64)
+    stamps = np.array([session.arrival_s for session in sessions], dtype=np.float64)
     if (falls := np.flatnonzero(np.diff(stamps) < 0)).size:
         index = int(falls[0]) + 1
         previous, current = float(stamps[index - 1]), float(stamps[index])
         fix = (
             "sort the file, or give --sort" if trace.noun == "file" else "sort the workload by it for arrivals='trace'"
         )
-        raise bad_field(held[index].where, column, current, f"earlier than {previous} before it: {fix}")
+        raise bad_field(sessions[index].where, column, current, f"earlier than {previous} before it: {fix}")
     return stamps
 
 
-def _described(trace: Trace, arrivals: ArrivalConfig | None, times: list[float]) -> str:
+def _description(trace: Trace, arrivals: ArrivalConfig | None, times: list[float]) -> str:
     columns = ", ".join(name if name == column else f"{name}={column}" for name, column in trace.columns.items())
     content = "sessions" if trace.noun == "workload" else f"rows or sessions, columns {columns}"
     num = trace.num_rounds

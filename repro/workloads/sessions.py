@@ -36,7 +36,7 @@ from repro.workloads.card import (
 )
 from repro.workloads.draws import ArrivalConfig, Floats, Ints, arrival_times, derive_seed
 from repro.workloads.rounds import MOST_DELAY_S, PlainSessions, RecordedRound, SessionFormat, Trace, TracedSession
-from repro.workloads.served import Traced, served, taken
+from repro.workloads.served import Traced, take, take_from
 
 CARDS_DIR = DATASETS / "sessions"
 
@@ -173,14 +173,14 @@ def build_sessions(
 ) -> SessionWorkload[SessionProvenance]:
     """Make the sessions of ``config``: those of a file as they are, recorded ones of a trace, or drawn ones."""
     if config.file is not None:
-        return _served(config, config.file)
+        return _file_workload(config, config.file)
     card = load_session_card(config.trace)
     num, totals, chosen = config.num_sessions, card.lengths, None
     if config.counted is not None:
         totals = replace(totals, counted=config.counted)
     if config.source == "local":
-        trace = _held(card, config, data_dir)
-        chosen = taken(trace, config.arrivals, config.seed, num=num, stream=("sample",), step=len(trace.sessions))
+        trace = _read_trace(card, config, data_dir)
+        chosen = take(trace, config.arrivals, config.seed, num=num, stream=("sample",), step=len(trace.sessions))
         lengths = "scaled to the card's means" if config.meets_totals else "as recorded"
         origin = trace.origin
         description = (
@@ -284,9 +284,9 @@ def _lines(sessions: Sequence[Session]) -> Iterator[str]:
             yield repr(tuple(session.prefix))
 
 
-def _served(config: SessionWorkloadConfig, file: Traced) -> SessionWorkload[SessionProvenance]:
+def _file_workload(config: SessionWorkloadConfig, file: Traced) -> SessionWorkload[SessionProvenance]:
     """Make sessions of a file's rows as they are. We draw nothing except delays that are asked for."""
-    chosen = served(
+    chosen = take_from(
         file,
         config.arrivals,
         config.seed,
@@ -304,7 +304,7 @@ def _served(config: SessionWorkloadConfig, file: Traced) -> SessionWorkload[Sess
         num = sum(len(session.rounds) for session in chosen.sessions)
         drawn = iter(_exponential(mean_s, num, config.seed).tolist())
 
-    def made(session: TracedSession) -> Iterator[Round]:
+    def rounds_of(session: TracedSession) -> Iterator[Round]:
         for prefill, decode, delay_s in session.rounds:
             if decode is None:
                 raise UserError(
@@ -312,7 +312,7 @@ def _served(config: SessionWorkloadConfig, file: Traced) -> SessionWorkload[Sess
                 )
             yield Round(prefill, decode, (delay_s or 0.0) if mean_s is None else next(drawn))
 
-    rounds = [tuple(made(session)) for session in chosen.sessions]
+    rounds = [tuple(rounds_of(session)) for session in chosen.sessions]
     delays = "" if mean_s is None else f"; delays between rounds drawn, {mean_s:g} s on the mean"
     if mean_s is None and any(entry.delay_s is None for session in chosen.sessions for entry in session.rounds[:-1]):
         delays = "; rounds without a delay follow at once"
@@ -322,7 +322,7 @@ def _served(config: SessionWorkloadConfig, file: Traced) -> SessionWorkload[Sess
     return _workload(chosen.trace.name, _objects(chosen.arrival_s, rounds, prefixes), chosen.trace.origin, description)
 
 
-def _held(card: SessionCard, config: SessionWorkloadConfig, data_dir: Path | None) -> Trace:
+def _read_trace(card: SessionCard, config: SessionWorkloadConfig, data_dir: Path | None) -> Trace:
     from repro.workloads.recorded import read_sessions
 
     local = local_file(card, card.local, config.trace_path, data_dir)

@@ -274,9 +274,9 @@ def _fit_names(sessions: PlainSessions, hash_ids: list[list[int]], columns: Colu
     has_prefix = fits(block)
     num_unfit = len(sessions) - int(has_prefix.sum())
     if num_unfit == len(sessions):
-        return sessions, [_unfit(num_unfit, block)]
+        return sessions, [_unfit_text(num_unfit, block)]
     named = replace(sessions, block=block, hash_ids=hash_ids, has_prefix=has_prefix)
-    return named, [_unfit(num_unfit, block)] * bool(num_unfit)
+    return named, [_unfit_text(num_unfit, block)] * bool(num_unfit)
 
 
 @without_collection()
@@ -411,8 +411,8 @@ def _entry(row: Row, columns: Columns, needed: Sequence[str], length: int | None
     return TraceRow(row, stamp, is_date, rounds, prompt, prefix_len, duration_s, int(is_bare), ids=ids)
 
 
-def _rounds_of(row: Row, named: Mapping[str, str]) -> tuple[RecordedRound, ...]:
-    column, answer = named["rounds"], named.get("gen_length")
+def _rounds_of(row: Row, columns: Mapping[str, str]) -> tuple[RecordedRound, ...]:
+    column, answer = columns["rounds"], columns.get("gen_length")
     if column not in MESSAGES:
         return counted_rounds(Row(row.where, {"rounds": row.required(column)}), with_delays=True)
     turns = chat_of(row, column)
@@ -428,7 +428,7 @@ def _stamp(row: Row, columns: Columns) -> tuple[float, bool]:
     if isinstance(value, str):
         is_date = bool("-" in value and _DATE.match(value.strip())) or (columns.has_dates and not row.is_number(column))
     if not is_date:
-        return row.moment(column, most=1e19), False
+        return row.moment(column, limit=1e19), False
     if columns.unit not in (None, "s") or columns.is_said_by_option:
         fix = (
             "a date and time says its unit: name it arrival_s"
@@ -492,28 +492,28 @@ class TimeColumn:
                 )
             return cls(column=columns.time, said="dates", span_s=span.seconds("s"))
         if columns.unit is None or (columns.has_dates and not columns.is_said):
-            readings = ", ".join(f"in {unit} {span.told(unit)}" for unit in ("s", "ms", "us"))
+            readings = ", ".join(f"in {unit} {span.text(unit)}" for unit in ("s", "ms", "us"))
             unclear = (
                 f"{file}: the unit of its column {columns.time!r} is not said: {readings}: say which with --time-unit"
             )
             return cls(column=columns.time, unclear=unclear)
         if (problem := span.problem(columns)) is not None:
-            fitting = [f"--time-unit {unit} ({span.told(unit)})" for unit in span.fitting(columns.unit)]
+            fitting = [f"--time-unit {unit} ({span.text(unit)})" for unit in span.fitting(columns.unit)]
             fix = f"{' or '.join(fitting)} would fit" if fitting else "check the column"
             raise span.last.bad(columns.time, span.last.values[columns.time], f"{problem}: {fix}")
         return cls.of_span(columns, span)
 
     @classmethod
-    def of_span(cls, columns: Columns, found: "_Span") -> "TimeColumn":
+    def of_span(cls, columns: Columns, span: "_Span") -> "TimeColumn":
         """The column's conversion. Its unit must be known, and the times must be able to have it."""
         assert columns.unit is not None
-        is_long = found.low > 10**11
+        is_long = span.low > 10**11
         return cls(
             column=columns.time,
             said=columns.unit,
             per_second=PER_SECOND[columns.unit],
-            start=found.low if is_long else 0,
-            span_s=found.seconds(columns.unit),
+            start=span.low if is_long else 0,
+            span_s=span.seconds(columns.unit),
         )
 
     def seconds(self, entry: TraceRow) -> float | None:
@@ -551,7 +551,7 @@ class _Span:
         return self.rows[self.stamps.index(self.high)]
 
     @cached_property
-    def broken(self) -> Row | None:
+    def first_fraction(self) -> Row | None:
         """The first row whose time is not a whole number."""
         pairs = zip(self.rows, self.stamps, strict=True)
         return next((row for row, stamp in pairs if stamp != math.floor(stamp)), None)
@@ -559,14 +559,14 @@ class _Span:
     def seconds(self, unit: TimeUnit) -> float:
         return (self.high - self.low) / PER_SECOND[unit]
 
-    def told(self, unit: TimeUnit) -> str:
+    def text(self, unit: TimeUnit) -> str:
         span_s = self.seconds(unit)
         return f"{self.num:,} rows in {span_s:,.6g} s{f', {(self.num - 1) / span_s:,.3g} a second' if span_s else ''}"
 
     def problem(self, columns: Columns) -> str | None:
         """Why the times cannot be in the columns' unit; None if they can."""
         assert columns.unit is not None
-        if (reason := self._impossible(columns.unit)) is not None or columns.is_said:
+        if (reason := self._why_impossible(columns.unit)) is not None or columns.is_said:
             return reason
         # The column's name may give another unit than the values have.
         per_second, fmt = PER_SECOND[columns.unit], columns.format
@@ -577,22 +577,22 @@ class _Span:
         if fmt is None:
             return None
         gap_s = (self.high - self.low) / per_second / max(1, self.num - 1)
-        if fmt.digits == "fractions" and self.broken is None and self.num >= 4 and gap_s > MOST_WHOLE_GAP_S:
-            return f"{fmt.title} has fractions of seconds, and {self.told(columns.unit)} have none"
-        if fmt.digits == "whole" and self.broken is not None:
-            value = self.broken.values[columns.time or ""]
-            return f"{fmt.title} has whole {columns.unit}, and {self.broken.where} has {value}"
+        if fmt.digits == "fractions" and self.first_fraction is None and self.num >= 4 and gap_s > MOST_WHOLE_GAP_S:
+            return f"{fmt.title} has fractions of seconds, and {self.text(columns.unit)} have none"
+        if fmt.digits == "whole" and self.first_fraction is not None:
+            value = self.first_fraction.values[columns.time or ""]
+            return f"{fmt.title} has whole {columns.unit}, and {self.first_fraction.where} has {value}"
         span_s = (self.high - self.low) / per_second
         if coarser and self.num >= 4 and 0 < span_s < self.tokens / MOST_TOKEN_RATE:
-            return f"in {columns.unit}, as {fmt.title} has them, {self.told(columns.unit)} bring {self.tokens / span_s:,.3g} tokens a second"
+            return f"in {columns.unit}, as {fmt.title} has them, {self.text(columns.unit)} bring {self.tokens / span_s:,.3g} tokens a second"
         return None
 
-    def fitting(self, but: TimeUnit) -> list[TimeUnit]:
+    def fitting(self, excluded: TimeUnit) -> list[TimeUnit]:
         """The other units that the times can have. If some make them moments since 1970, only those."""
-        units: list[TimeUnit] = [unit for unit in PER_SECOND if unit != but and self._impossible(unit) is None]
+        units: list[TimeUnit] = [unit for unit in PER_SECOND if unit != excluded and self._why_impossible(unit) is None]
         return [unit for unit in units if self.low >= EPOCH_S[0] * PER_SECOND[unit]] or units
 
-    def _impossible(self, unit: TimeUnit) -> str | None:
+    def _why_impossible(self, unit: TimeUnit) -> str | None:
         per_second = PER_SECOND[unit]
         span_s = (self.high - self.low) / per_second
         if self.high / per_second > MOST_SECONDS:
@@ -600,7 +600,7 @@ class _Span:
         if span_s > MOST_SPAN_S:
             return f"in {unit} the file would take {span_s / 86400 / 365.25:,.3g} years"
         if self.num >= 3 and 0 < span_s < (self.num - 1) / MOST_RATE:
-            return f"in {unit} it is the last of {self.told(unit)}, and {MOST_RATE:,} a second are the most"
+            return f"in {unit} it is the last of {self.text(unit)}, and {MOST_RATE:,} a second are the most"
         return None
 
 
@@ -633,11 +633,11 @@ def _key(row: Row, column: str) -> tuple[str, object]:
     return type(value).__name__, value
 
 
-def _by_turn(own: list[TraceRow], column: str) -> list[TraceRow]:
-    if len(own) == 1:
-        return own
+def _by_turn(rows: list[TraceRow], column: str) -> list[TraceRow]:
+    if len(rows) == 1:
+        return rows
     by_turn: dict[int, TraceRow] = {}
-    for entry in own:
+    for entry in rows:
         turn = entry.row.count(column)
         if turn in by_turn:
             raise entry.row.bad(
@@ -742,23 +742,23 @@ def _with_prefixes(
         is_fit = len(ids) == len(rows) and prefix.fits(session.rounds)
         num_unfit += bool(ids) and not is_fit
         named.append(session._replace(prefix=prefix) if is_fit else session)
-    return tuple(named), [_unfit(num_unfit, block)] * bool(num_unfit)
+    return tuple(named), [_unfit_text(num_unfit, block)] * bool(num_unfit)
 
 
 _NO_BLOCK = "hash_ids left out: the tokens of their blocks do not follow from the lengths"
 
 
-def _unfit(num: int, block: int) -> str:
+def _unfit_text(num: int, block: int) -> str:
     return f"hash_ids of {num} sessions left out: they are not those of blocks of {block} tokens"
 
 
-def _delays(own: Sequence[TraceRow], columns: Columns, clock: TimeColumn | None) -> list[float | None]:
+def _delays(rows: Sequence[TraceRow], columns: Columns, clock: TimeColumn | None) -> list[float | None]:
     """Seconds from each row's answer to the next row's request."""
     if clock is None:
-        recorded = [row.rounds[0].delay_s for row in own]
+        recorded = [row.rounds[0].delay_s for row in rows]
         return [*recorded[1:], None] if columns.delay is not None and columns.delay.is_wait else recorded
     delays: list[float | None] = []
-    for row, next_row in pairwise(own):
+    for row, next_row in pairwise(rows):
         times = clock.seconds(row), clock.seconds(next_row)
         if times[0] is None or times[1] is None:
             delays.append(None)

@@ -25,7 +25,7 @@ from repro.workloads.dataset import DatasetCard, hub_origin, load_card, local_ro
 from repro.workloads.draws import ArrivalConfig, Ints, arrival_times, derive_seed
 from repro.workloads.knobs import SourceKind, TextStyle, TimeUnit
 from repro.workloads.rounds import RecordedRound, Trace, TracedSession
-from repro.workloads.served import PREFIXES_UNUSED, Traced, served, taken
+from repro.workloads.served import PREFIXES_UNUSED, Traced, take, take_from
 
 # -- text -------------------------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ def open_source(
     if file is None and kind != "hub":
         origin = Origin(source="embedded", location=f"datasets/{card.name}.yaml", revision=None)
         return Trace(name=card.name, origin=origin, sessions=(), columns={})
-    from repro.workloads.dataset_rows import entry_for, hub_prompts, is_own, prompts_of
+    from repro.workloads.dataset_rows import entry_for, hub_prompts, is_own_format, prompts_of
     from repro.workloads.table import names_in
 
     if file is None:
@@ -231,7 +231,7 @@ def open_source(
         path = file.paths[0]
         entry = file.entry or entry_for(card, path)
         origin, rows = file.origin, prompts_of(card, path, entry, time_unit)
-        if entry.format == "trace" and dataset_path is not None and not is_own(path):
+        if entry.format == "trace" and dataset_path is not None and not is_own_format(path):
             remarks.append("outputs as long as asked for, not as the trace's")
         if entry.format == "trace" and "hash_ids" in names_in(path):
             remarks.append(PREFIXES_UNUSED)
@@ -286,7 +286,7 @@ def traced_workload(
 ) -> Workload:
     """Make a request of each row of a file. ``generation_of`` makes its generation from the row's answer length. We cut prompts that leave
     no room for the answer in ``most`` tokens. A row without text gets a generated one, which depends only on seed and index."""
-    chosen = served(file, arrivals, seed, num=num)
+    chosen = take_from(file, arrivals, seed, num=num)
     answers = [_answer_of(session) for session in chosen.sessions]
     generations = list(map(generation_of, answers))
     own_ids = [encode(session.prompt) if encode and session.prompt else None for session in chosen.sessions]
@@ -403,7 +403,7 @@ def _rows(
         return [TracedSession((RecordedRound(0, None),))] * num, arrival_times(arrivals, num, seed).tolist()
     if arrivals.kind == "trace":
         source = replace(source, sessions=tuple(sorted(source.sessions, key=lambda row: row.arrival_s or 0)))
-    chosen = taken(source, arrivals, seed, num=num, comes_once=False)
+    chosen = take(source, arrivals, seed, num=num, comes_once=False)
     return chosen.sessions, chosen.arrival_s
 
 

@@ -25,7 +25,7 @@ from repro.api import load
 from repro.prompt import read_prompt_ids
 from repro.reports.paper import read_claims
 from repro.runs.cell import Cell
-from repro.workloads.card import built
+from repro.workloads.card import parse
 from repro.workloads.dataset import DatasetCard
 from repro.workloads.dataset_rows import read_prompts, read_rows
 
@@ -243,4 +243,4 @@ def test_values_of_a_card(data):
         place = place[name]
         name = data.draw(st.sampled_from(sorted(place)))
     place[name] = data.draw(values)
-    named(lambda: built(DatasetCard, raw, "mine.yaml"), "mine.yaml")
+    named(lambda: parse(DatasetCard, raw, "mine.yaml"), "mine.yaml")

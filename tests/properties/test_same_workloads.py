@@ -38,7 +38,7 @@ from repro.workloads.dataset import known_datasets
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.knobs import TraceKnobs
 from repro.workloads.rounds import TraceFile
-from repro.workloads.served import Traced, trace_asked, trace_of
+from repro.workloads.served import Traced, trace_of, trace_source
 from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, known_session_cards
 from repro.workloads.workload import WorkloadConfig, build_workload, fixed_workload, traced_workload
 
@@ -256,7 +256,7 @@ def of_others() -> Sums:
             yield f"problems {seed} {arrivals.kind}", sum_of(made)
     where = f"{Dialogues.__module__}:{Dialogues.__name__}"
     for most in (1, 3):
-        own = trace_asked(Dialogues.__name__, TraceKnobs(workload=where), {"workload": where, "most": most})
+        own = trace_source(Dialogues.__name__, TraceKnobs(workload=where), {"workload": where, "most": most})
         assert own is not None
         yield from _of_file(f"own {most}", own)
 

@@ -30,9 +30,9 @@ from repro.runs.record import REQUESTS, Obtained, OnProgress, RunRecord, Table
 from repro.runs.step_driver import RequestLog, VirtualClock, WallClock, drive_steps, in_arrival_order
 from repro.tasks.registry import TASKS, TaskOptions, task_asked
 from repro.tasks.task import Task
-from repro.workloads.draws import arrivals_asked, derive_seed
+from repro.workloads.draws import arrivals_of, derive_seed
 from repro.workloads.knobs import MIN_PROMPT_LEN
-from repro.workloads.served import Traced, trace_asked
+from repro.workloads.served import Traced, trace_source
 from repro.workloads.workload import (
     Workload,
     WorkloadConfig,
@@ -223,7 +223,7 @@ class BlockDiffusion:
     def prepare(self, cell: Cell) -> tuple[BlockDeployment, BlockWorkload]:
         """Raises every UserError that a user can cause; loads nothing heavy."""
         settings, asks_texts, stop_ids = resolve(cell), False, frozenset[int]()
-        file = trace_asked(cell.dataset, settings.knobs, cell.requested)
+        file = trace_source(cell.dataset, settings.knobs, cell.requested)
         task = _task_of(cell, settings) if file is None else None
         if file is not None:
             workload, asks_texts = _trace_workload(cell, settings, file)
@@ -269,7 +269,7 @@ def _task_workload(cell: Cell, settings: BlockSettings, task: Task) -> Workload:
         task.name,
         [text.encode(prompt) for prompt in task.prompts()],
         whole_answer(knobs.gen_length),
-        arrivals=arrivals_asked(cell.rate, knobs),
+        arrivals=arrivals_of(cell.rate, knobs),
         seed=cell.seed,
         origin=task.origin,
         description=task.description,
@@ -297,7 +297,7 @@ def _trace_workload(cell: Cell, settings: BlockSettings, file: Traced) -> tuple[
     )
     workload = traced_workload(
         file,
-        arrivals_asked(cell.rate, knobs),
+        arrivals_of(cell.rate, knobs),
         cell.seed,
         whole_answer,
         most=settings.most_tokens,
@@ -339,7 +339,7 @@ def _dataset_workload(cell: Cell, settings: BlockSettings) -> Workload:
         dataset=cell.dataset,
         num_requests=knobs.num_prompts,
         seed=cell.seed,
-        arrivals=arrivals_asked(cell.rate, knobs),
+        arrivals=arrivals_of(cell.rate, knobs),
         length_scale=1.0 if knobs.input_len is not None else knobs.length_scale,
         max_prompt_len=room,
         min_prompt_len=MIN_PROMPT_LEN,

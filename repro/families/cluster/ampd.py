@@ -33,7 +33,7 @@ from repro.runs.family import Family
 from repro.runs.record import OnProgress, RunRecord
 from repro.runs.system import CARDS, PAPER, SYSTEMS
 from repro.runs.tuning import CANDIDATES, Tuned
-from repro.workloads.card import remarked
+from repro.workloads.card import add_note
 from repro.workloads.sessions import SessionWorkload
 
 POLICIES = (ROUTER, BINDER, QUEUE)
@@ -281,7 +281,7 @@ def _workload(settings: ClusterSettings, cell: Cell) -> SessionWorkload:
     if settings.workload.file is not None:
         absent = [name for name in ("slo_ttft_s", "slo_itl_s") if name not in cell.requested]
         if absent:
-            workload = replace(workload, provenance=remarked(workload.provenance, f"no objective: {', '.join(absent)}"))
+            workload = replace(workload, provenance=add_note(workload.provenance, f"no objective: {', '.join(absent)}"))
     hardware = settings.ground.hardware
     capacity = max(hardware.kv_capacity(degree) for degree in hardware.degrees())
     require(

@@ -24,10 +24,10 @@ from repro.families.cost import CostKnobs, fit_of, fitted_to
 from repro.families.platforms import ArPart, Platform, platform
 from repro.files import kept
 from repro.runs.cell import Cell
-from repro.workloads.draws import ArrivalConfig, arrivals_asked
+from repro.workloads.draws import ArrivalConfig, arrivals_of
 from repro.workloads.knobs import Rate, TraceKnobs, UntoldAnswers
 from repro.workloads.rounds import TraceFile, block_of
-from repro.workloads.served import trace_asked, trace_of, workload_knobs
+from repro.workloads.served import trace_of, trace_source, workload_knobs
 from repro.workloads.sessions import (
     SYSTEM_BLOCK,
     Lengths,
@@ -371,13 +371,13 @@ def session_config(
     counted: Lengths | None = None,
 ) -> SessionWorkloadConfig:
     """The workload of a cell. It has ``num_sessions`` sessions unless the cell asks for another number."""
-    path, file = knobs.dataset_path, trace_asked(cell.dataset, knobs, cell.requested)
+    path, file = knobs.dataset_path, trace_source(cell.dataset, knobs, cell.requested)
     if file is not None:
         return SessionWorkloadConfig(
             trace=cell.dataset,
             num_sessions=knobs.num_prompts or len(trace_of(file, cell.seed).sessions),
             seed=cell.seed,
-            arrivals=arrivals_asked(cell.rate, knobs),
+            arrivals=arrivals_of(cell.rate, knobs),
             meets_totals=False,
             delay_mean_s=knobs.delay_mean_s,
             file=file,
@@ -391,7 +391,7 @@ def session_config(
         trace=cell.dataset,
         num_sessions=num_sessions if knobs.num_prompts is None else knobs.num_prompts,
         seed=cell.seed,
-        arrivals=arrivals_asked(cell.rate, knobs),
+        arrivals=arrivals_of(cell.rate, knobs),
         source=source,
         trace_path=path,
         meets_totals=path is None if meets_totals is None else meets_totals,

@@ -15,7 +15,7 @@ from engines.models.loader import load_causal, parse_dtype
 from engines.models.qwen2_config import CausalConfig, causal_config, tiny_causal
 from engines.policies.views import Bucket, Chunk, Rung
 from repro.files import read_yaml
-from repro.workloads.card import built
+from repro.workloads.card import parse
 
 SLO_FLOORS = 20
 """The TTFT objective, as a multiple of the time of a one-token step (the floor)."""
@@ -43,7 +43,7 @@ class Setting:
 
 
 _SETTINGS = read_yaml(Path(__file__).with_name("instances.yaml"))
-TINY, CARD = (built(Setting, _SETTINGS[name], f"instances.yaml: {name}") for name in ("tiny", "card"))
+TINY, CARD = (parse(Setting, _SETTINGS[name], f"instances.yaml: {name}") for name in ("tiny", "card"))
 
 
 def setting_of(model: str) -> Setting:

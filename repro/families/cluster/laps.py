@@ -58,7 +58,7 @@ from repro.families.platforms import Platform, PrefillPart, platform
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
 from repro.runs.record import OnProgress, RunRecord
-from repro.workloads.card import remarked
+from repro.workloads.card import add_note
 from repro.workloads.conversations import load_conversation_card
 from repro.workloads.served import workload_knobs
 
@@ -287,7 +287,7 @@ class PrefillSystemEntry(PolicySystem[Build]):
         workload = draw_workload(settings.workload)
         if "workload" in cell.requested and "slo_ttft_s" not in cell.requested:
             remark = f"objective: TTFT {settings.slo_s:g} s, that of platform={cell.platform!r}"
-            workload = replace(workload, provenance=remarked(workload.provenance, remark))
+            workload = replace(workload, provenance=add_note(workload.provenance, remark))
         longest, capacity = max(stream.longest_tokens for stream in workload.streams), settings.kv_capacity
         holder = f"a GPU beside {settings.model}" if settings.is_simulated else f"model={settings.model!r}"
         require(

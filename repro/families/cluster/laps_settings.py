@@ -30,9 +30,9 @@ from repro.workloads.conversations import (
     Conversations,
     draw_conversations,
 )
-from repro.workloads.draws import ArrivalConfig, arrival_times, arrivals_asked, derive_seed
+from repro.workloads.draws import ArrivalConfig, arrival_times, arrivals_of, derive_seed
 from repro.workloads.knobs import TraceKnobs, UntoldAnswers
-from repro.workloads.served import trace_asked, trace_of
+from repro.workloads.served import trace_of, trace_source
 from repro.workloads.sessions import Source
 
 if TYPE_CHECKING:
@@ -235,14 +235,14 @@ def scaled(kind: type, *, length_scale: float, time_scale: float) -> dict[str, A
 
 def workload_of(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> "PrefillWorkloadConfig":
     """The workload of a cell: at a rate, in one closed loop (all prompts or a band of lengths), or in two (long and short)."""
-    arrivals, think_s, file = None, knobs.think_s, trace_asked(cell.dataset, knobs, cell.requested)
+    arrivals, think_s, file = None, knobs.think_s, trace_source(cell.dataset, knobs, cell.requested)
     if cell.rate is not None or knobs.arrivals is not None:
         require(
             knobs.arrivals != "burst" and (knobs.arrivals != "trace" or file is not None),
             f"arrivals={knobs.arrivals!r}: turns come at a rate (poisson, gamma, constant) or a workload file's times (trace), "
             "or leave it out for clients in a closed loop",
         )
-        arrivals = arrivals_asked(cell.rate, knobs)
+        arrivals = arrivals_of(cell.rate, knobs)
     else:
         for name, needed in (("burstiness", "a request rate"), ("time_scale", "arrivals='trace'")):
             require(getattr(knobs, name) is None, f"{name} has no effect without {needed}: leave it out")

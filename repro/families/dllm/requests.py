@@ -19,7 +19,7 @@ from repro.runs.record import RunRecord
 from repro.tasks.registry import TASKS, TaskOptions, task_asked
 from repro.tasks.task import Task
 from repro.workloads.card import DATA_DIR_VARIABLE
-from repro.workloads.draws import arrivals_asked
+from repro.workloads.draws import arrivals_of
 from repro.workloads.knobs import MIN_PROMPT_LEN
 from repro.workloads.served import Traced
 from repro.workloads.workload import Workload, WorkloadConfig, build_workload, fixed_workload, traced_workload
@@ -52,7 +52,7 @@ def requests_of(cell: Cell, settings: DllmSettings) -> Workload:
         dataset=cell.dataset,
         num_requests=requested.num_prompts,
         seed=cell.seed,
-        arrivals=arrivals_asked(cell.rate, requested),
+        arrivals=arrivals_of(cell.rate, requested),
         source=requested.dataset_source,
         dataset_path=requested.dataset_path,
         time_unit=requested.time_unit,
@@ -86,7 +86,7 @@ def traced_requests(
     block = settings.generation.block_length
     return traced_workload(
         file,
-        arrivals_asked(cell.rate, requested),
+        arrivals_of(cell.rate, requested),
         cell.seed,
         lambda tokens: generation_of(-(-tokens // block) * block),
         most=max_tokens,
@@ -156,7 +156,7 @@ def task_workload(cell: Cell, settings: DllmSettings, task: Task, limit: int) ->
         task.name,
         prompts,
         settings.generation,
-        arrivals=arrivals_asked(cell.rate, settings.asked),
+        arrivals=arrivals_of(cell.rate, settings.asked),
         seed=cell.seed,
         origin=task.origin,
         description=task.description,

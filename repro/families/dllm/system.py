@@ -30,7 +30,7 @@ from repro.runs.system import ENTRIES, SYSTEMS, FreeSetting, free_settings
 from repro.tasks.registry import TASKS
 from repro.workloads.dataset import load_card
 from repro.workloads.knobs import MIN_PROMPT_LEN
-from repro.workloads.served import Traced, trace_asked, workload_knobs
+from repro.workloads.served import Traced, trace_source, workload_knobs
 from repro.workloads.workload import Workload, generation_of_length
 
 
@@ -72,7 +72,7 @@ class DllmSystem:
         settings = self._apply_method(requested, cell)
         recorded = None if settings.replay is None else import_module(REPLAY).recorded(settings.replay)
         task = None if recorded is not None else task_of(cell, settings)
-        file = trace_asked(cell.dataset, settings.asked, cell.requested)
+        file = trace_source(cell.dataset, settings.asked, cell.requested)
         if file is not None:
             require(
                 recorded is None, "replay follows the requests of its run, or those of a data set: leave workload out"

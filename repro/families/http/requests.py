@@ -22,10 +22,10 @@ from repro.runs.cell import Cell
 from repro.runs.family import SYNONYMS
 from repro.runs.http_driver import Ask, Reply
 from repro.tasks.registry import TASKS
-from repro.workloads.draws import ArrivalConfig, arrivals_asked, derive_seed
+from repro.workloads.draws import ArrivalConfig, arrivals_of, derive_seed
 from repro.workloads.knobs import EMBEDDED_CONTEXT, MIN_PROMPT_LEN, RequestKnobs, length_scale_for
 from repro.workloads.rounds import MOST_TOKENS
-from repro.workloads.served import Traced, trace_asked, trace_of, workload_knobs
+from repro.workloads.served import Traced, trace_of, trace_source, workload_knobs
 from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, known_session_cards
 from repro.workloads.workload import Workload, WorkloadConfig, build_workload, more_text, traced_workload, whole_answer
 
@@ -265,7 +265,7 @@ def workload_of(cell: Cell, knobs: HttpKnobs, model: str, context: int | None) -
         decode=tokenizer.decode,
         encode=tokenizer.encode,
     )
-    file = trace_asked(cell.dataset, knobs, cell.requested)
+    file = trace_source(cell.dataset, knobs, cell.requested)
     is_of_rounds = cell.dataset.lower() in known_session_cards()
     if file is not None:
         is_of_rounds = max(len(session.rounds) for session in trace_of(file, cell.seed).sessions) > 1
@@ -312,7 +312,7 @@ def _arrivals(cell: Cell, knobs: HttpKnobs) -> ArrivalConfig:
     """The arrivals of a cell. They follow a gamma process if only ``burstiness``, its shape, is given."""
     if cell.rate is not None and knobs.burstiness not in (None, 1):
         knobs = replace(knobs, arrivals=knobs.arrivals or "gamma")
-    return arrivals_asked(cell.rate, knobs)
+    return arrivals_of(cell.rate, knobs)
 
 
 def _requests(cell: Cell, knobs: HttpKnobs, context: int | None, tokenizer: TextTokenizer) -> Workload:

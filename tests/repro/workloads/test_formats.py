@@ -14,7 +14,7 @@ from repro.workloads.dataset import load_card
 from repro.workloads.dataset_rows import read_rows
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.rounds import TraceFile
-from repro.workloads.served import PREFIXES_UNUSED, served
+from repro.workloads.served import PREFIXES_UNUSED, take_from
 from repro.workloads.table import read_trace
 from repro.workloads.workload import open_source
 
@@ -41,7 +41,7 @@ def file(tmp_path):
 
 
 def replayed(trace: TraceFile) -> list[float]:
-    return [pytest.approx(each) for each in served(trace, TRACE, 0).arrival_s]
+    return [pytest.approx(each) for each in take_from(trace, TRACE, 0).arrival_s]
 
 
 def rounds(trace: TraceFile) -> list[tuple]:
@@ -61,9 +61,9 @@ MOONCAKE = DATA["mooncake"]
 
 def test_a_sample_to_plan_by_may_leave_a_file_s_times(file):
     trace = file("timestamp,prompt_len,gen_length\n9,5,5\n0,6,5\n", time_unit="ms", sort=True)
-    assert len(served(trace, None, 0, is_sample=True).sessions) == 2
+    assert len(take_from(trace, None, 0, is_sample=True).sessions) == 2
     with pytest.raises(UserError, match="time_unit"):
-        served(trace, None, 0)
+        take_from(trace, None, 0)
 
 
 def test_a_time_that_cannot_be_is_named_by_the_row_it_is_in(file):
@@ -149,7 +149,7 @@ def test_answers_without_a_length_have_the_one_that_is_given(file):
         read_trace(file(prompts))
     trace = file(prompts, gen_length=9)
     assert rounds(trace) == [(10, 9, None), (2, 9, None)]
-    assert "2 answers of 9 tokens, where the file tells none" in served(trace, None, 0).description
+    assert "2 answers of 9 tokens, where the file tells none" in take_from(trace, None, 0).description
     some = lines({"prompt": "x" * 40, "output_tokens": 4}, {"prompt": "y" * 8, "output_tokens": None})
     assert rounds(file(some, gen_length=9)) == [(10, 4, None), (2, 9, None)]
     asked = lines({"messages": [{"role": "user", "content": "x" * 40}]})
@@ -165,18 +165,18 @@ def test_answers_without_a_length_have_the_one_that_is_given(file):
 def test_a_unit_that_nobody_says_is_asked_for(column, file):
     text = f"{column},input_length,output_length\n0,10,5\n500,10,5\n9000,10,5\n"
     with pytest.raises(UserError) as caught:
-        served(file(text), TRACE, 0)
+        take_from(file(text), TRACE, 0)
     for told in (column, "in s 3 rows in 9,000 s", "in ms 3 rows in 9 s, 0.222 a second", "in us", "--time-unit"):
         assert told in str(caught.value)
     assert replayed(file(text, time_unit="ms")) == [0, 0.5, 9]
     assert replayed(file(text, time_unit="s")) == [0, 500, 9000]
     # Rows whose times are not used need none.
-    assert len(served(file(text), ArrivalConfig(kind="poisson", rate=1.0), 0).sessions) == 3
+    assert len(take_from(file(text), ArrivalConfig(kind="poisson", rate=1.0), 0).sessions) == 3
 
 
 def test_what_a_run_is_served_says_window_rate_and_unit(file):
     text = "timestamp,input_length,output_length\n0,10,5\n500,10,5\n1000,10,5\n"
-    said = served(file(text, time_unit="ms"), TRACE, 0).description
+    said = take_from(file(text, time_unit="ms"), TRACE, 0).description
     assert "3 in 1 s, 2 a second, timestamp in ms" in said
 
 
@@ -203,7 +203,7 @@ def test_fractions_of_seconds_that_are_not_there_tell_of_milliseconds(file):
 def test_numbers_where_a_format_has_dates_have_no_unit(file):
     text = "TIMESTAMP,ContextTokens,GeneratedTokens\n0,4,5\n500,4,5\n9000,4,5\n"
     with pytest.raises(UserError, match=r"'TIMESTAMP' is not said.* in ms 3 rows in 9 s"):
-        served(file(text), TRACE, 0)
+        take_from(file(text), TRACE, 0)
     assert replayed(file(text, time_unit="ms")) == [0, 0.5, 9]
 
 
@@ -236,7 +236,7 @@ def test_times_that_cannot_be_are_refused_with_the_reading_that_would_fit(header
 def test_times_since_1970_keep_their_digits(unit, per_second, file):
     first = 1700000000 * per_second
     text = f"arrival_{unit},prompt_len,gen_length\n{first},10,5\n{first + per_second // 4},10,5\n"
-    assert served(file(text), TRACE, 0).arrival_s == (0, 0.25)
+    assert take_from(file(text), TRACE, 0).arrival_s == (0, 0.25)
 
 
 @pytest.mark.parametrize(("text", "said"), DATA["units_without_effect"])
@@ -248,7 +248,7 @@ def test_a_unit_that_changes_nothing_is_refused(text, said, file):
 def test_a_unit_is_refused_where_times_are_not_used(file):
     trace = file("timestamp,prompt_len,gen_length\n0,5,5\n9,5,5\n", time_unit="ms")
     with pytest.raises(UserError, match="time_unit='ms' has no effect"):
-        served(trace, ArrivalConfig(kind="burst"), 0)
+        take_from(trace, ArrivalConfig(kind="burst"), 0)
 
 
 # ---- sessions ---------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_a_unit_is_refused_where_times_are_not_used(file):
 def test_delays_follow_from_the_rows_own_times(file):
     rows = [(0, "a"), (1, "b"), (7, "a"), (194, "b")]
     text = "arrival_s,session,prompt_len,gen_length\n" + "".join(f"{s},{name},10,5\n" for s, name in rows)
-    found = served(file(text), TRACE, 0)
+    found = take_from(file(text), TRACE, 0)
     assert [each.rounds[0].delay_s for each in found.sessions] == [7, 193]
     assert found.arrival_s == (0, 1)
     assert "delays follow from the rows' times" in found.description
@@ -397,14 +397,14 @@ def test_decimals_and_empty_cells_of_parquet(tmp_path):
 def test_rows_are_sorted_where_that_is_asked_for(file):
     text = f"{HEAD}9,1,5\n0,2,5\n9,3,5\n4,4,5\n"
     with pytest.raises(UserError, match=r"field 'arrival_s'.*--sort"):
-        served(file(text), TRACE, 0)
-    found = served(file(text, sort=True), TRACE, 0)
+        take_from(file(text), TRACE, 0)
+    found = take_from(file(text, sort=True), TRACE, 0)
     assert found.arrival_s == (0, 4, 9, 9)
     assert [each.rounds[0].prefill_tokens for each in found.sessions] == [2, 4, 1, 3]
     with pytest.raises(UserError, match="sort has no effect"):
         read_trace(file("prompt_len,gen_length\n5,5\n", sort=True))
     with pytest.raises(UserError, match="sort has no effect"):
-        served(file(text, sort=True), ArrivalConfig(kind="poisson", rate=1.0), 0)
+        take_from(file(text, sort=True), ArrivalConfig(kind="poisson", rate=1.0), 0)
 
 
 def test_names_that_both_say_one_thing_are_not_chosen_between(file):
@@ -430,7 +430,7 @@ def test_published_files_take_the_time_that_their_publisher_says(name, num, toke
     path = Path(str(DATA_DIR)) / name
     if not path.is_file():
         pytest.skip(f"{name} is not there")
-    found = served(TraceFile(where=str(path)), TRACE, 0)
+    found = take_from(TraceFile(where=str(path)), TRACE, 0)
     assert (len(found.sessions), found.arrival_s[-1]) == (num, pytest.approx(seconds, abs=1e-2))
     rows = read_rows(path)
     assert len(rows) == num

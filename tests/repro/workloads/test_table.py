@@ -20,7 +20,7 @@ from repro.workloads import table as table_module
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.knobs import TraceKnobs, named_after
 from repro.workloads.rounds import PlainSessions, TraceFile
-from repro.workloads.served import served, trace_asked
+from repro.workloads.served import take_from, trace_source
 from repro.workloads.table import read_trace
 from repro.workloads.workload import generation_of_length, traced_workload
 
@@ -111,7 +111,7 @@ def test_columns_may_have_any_name_and_any_place(rows, order, extra, names, tmp_
 def test_failed_calls_are_left_out_and_said(tmp_path):
     file = write(tmp_path / "f.csv", csv_text(("prompt_len", "gen_length"), [(5, 5), (0, 5), (5, 0)]))
     assert read_trace(file).num_dropped == 2
-    assert "2 rows without a prompt or an answer left out" in served(file, None, 0).description
+    assert "2 rows without a prompt or an answer left out" in take_from(file, None, 0).description
 
 
 def test_a_run_is_named_after_its_file():
@@ -140,7 +140,7 @@ def test_columns_that_cannot_be_are_refused(columns, says, tmp_path):
 @pytest.mark.parametrize(("dataset", "knobs", "says"), REFUSED["places_of_a_data_set"])
 def test_a_file_takes_the_place_of_a_data_set(dataset, knobs, says):
     with pytest.raises(UserError, match=says):
-        trace_asked(dataset, TraceKnobs(**knobs), knobs)
+        trace_source(dataset, TraceKnobs(**knobs), knobs)
 
 
 # ---- what is served when -----------------------------------------------------------------------------------
@@ -153,34 +153,34 @@ def mine(tmp_path):
 
 
 def test_times_are_the_file_s_and_two_is_twice_as_fast(mine):
-    assert served(mine, TRACE, 7).arrival_s == (0, 1.25, 1.25, 7)
-    assert served(mine, ArrivalConfig(kind="trace", time_scale=1.0), 7).arrival_s == (0, 1.25, 1.25, 7)
-    assert served(mine, ArrivalConfig(kind="trace", time_scale=2.0), 7).arrival_s == (0, 0.625, 0.625, 3.5)
-    assert served(mine, ArrivalConfig(kind="trace", rate=1.0), 7).arrival_s[-1] == pytest.approx(3)
-    assert [each.rounds[0][:2] for each in served(mine, TRACE, 3, num=2).sessions] == [(374, 44), (396, 109)]
+    assert take_from(mine, TRACE, 7).arrival_s == (0, 1.25, 1.25, 7)
+    assert take_from(mine, ArrivalConfig(kind="trace", time_scale=1.0), 7).arrival_s == (0, 1.25, 1.25, 7)
+    assert take_from(mine, ArrivalConfig(kind="trace", time_scale=2.0), 7).arrival_s == (0, 0.625, 0.625, 3.5)
+    assert take_from(mine, ArrivalConfig(kind="trace", rate=1.0), 7).arrival_s[-1] == pytest.approx(3)
+    assert [each.rounds[0][:2] for each in take_from(mine, TRACE, 3, num=2).sessions] == [(374, 44), (396, 109)]
 
 
 def test_other_arrivals_have_the_file_s_lengths_in_any_order(mine):
     poisson = ArrivalConfig(kind="poisson", rate=2.0)
-    orders = {tuple(each.rounds[0][:2] for each in served(mine, poisson, seed).sessions) for seed in range(9)}
+    orders = {tuple(each.rounds[0][:2] for each in take_from(mine, poisson, seed).sessions) for seed in range(9)}
     assert {tuple(sorted(order)) for order in orders} == {tuple(sorted(row[1:] for row in ROWS))}
     assert len(orders) > 1
-    assert "times of the file not used" in served(mine, poisson, 0).description
-    assert "2 of 6 rows repeat one of the file's 4" in served(mine, poisson, 0, num=6).description
+    assert "times of the file not used" in take_from(mine, poisson, 0).description
+    assert "2 of 6 rows repeat one of the file's 4" in take_from(mine, poisson, 0, num=6).description
 
 
 def test_a_trace_comes_once_and_sorted(mine, tmp_path):
     with pytest.raises(UserError, match=r"num_prompts=5 is more than the 4 of mine.csv, which come once"):
-        served(mine, TRACE, 0, num=5)
+        take_from(mine, TRACE, 0, num=5)
     back = TraceFile(where=write(tmp_path / "b.csv", csv_text(("when", "in", "out"), ROWS[::-1])).where, columns=MINE)
     with pytest.raises(
         UserError, match=r"b.csv line 3: field 'when' is 4.25: earlier than 10.0 before it: sort the file"
     ):
-        served(back, TRACE, 0)
-    assert len(served(back, ArrivalConfig(kind="burst"), 0).sessions) == 4
+        take_from(back, TRACE, 0)
+    assert len(take_from(back, ArrivalConfig(kind="burst"), 0).sessions) == 4
     plain = write(tmp_path / "p.csv", csv_text(("prompt_len", "gen_length"), [(5, 5)]))
     with pytest.raises(UserError, match=r"p.csv has no column of times among prompt_len, gen_length"):
-        served(plain, TRACE, 0)
+        take_from(plain, TRACE, 0)
 
 
 @pytest.mark.parametrize("options", [{"kind": "burst"}, {"kind": "trace", "rate": 1.0}])
