@@ -240,7 +240,7 @@ def _runs_of(source: FigureSource, usual: Mapping[tuple[str, str], RunTable]) ->
     table = usual.get((source.entry.name, source.view.platform.name))
     if table is None:
         return None
-    by_key = {run.asked: run for run in table.runs}
+    by_key = {run.figure_key: run for run in table.runs}
     matches = [by_key.get(cell.key) for cell in source.cells]
     runs: list[StoredRun] = [run for run in matches if run is not None]
     return runs if len(runs) == len(matches) else None
@@ -316,7 +316,7 @@ def make_again(root: Path, most: int, seed: int = 0, advance: Callable[[], None]
     for table, key in _sample([read_table(path) for path in tables_in(root)], most, random.Random(seed)):
         name = table.entry.name
         try:
-            run = next(run for run in table.runs if run.asked == key)
+            run = next(run for run in table.runs if run.figure_key == key)
             name = f"{name}: {run.cell.folder_name}"
             difference = _differs(table, run)
         except (UserError, RunError) as error:
@@ -342,7 +342,7 @@ def _sample(tables: Sequence[RunTable], most: int, draw: random.Random) -> Itera
 
 def _differs(table: RunTable, stored: TableRun) -> str | None:
     """How a cell's run, made now, differs from the stored one; None if it does not."""
-    cell = next(cell for cell in table.cells if cell.key == stored.asked)
+    cell = next(cell for cell in table.cells if cell.key == stored.figure_key)
     experiment = prepare(cell)
     if experiment.cell.key != stored.cell.key:
         return f"its key is {experiment.cell.key} today: its requests, settings, or the constants behind it are others"

@@ -19,7 +19,7 @@ from repro.files import readable_folder, writable_folder
 from repro.paths import IS_INSTALLED, RESULTS, figures_beside
 from repro.reports.accuracy import Accuracy
 from repro.reports.claims import Flips, Judged, count, count_by_role, count_facts, facts, judge_all
-from repro.reports.claims_file import as_row, judged_again, ours_said, read, read_flips, save, value_said
+from repro.reports.claims_file import as_row, our_text, read, read_flips, rejudged, save, value_text
 from repro.reports.paper import ROLES, Claim, read_claims
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.system import SYSTEMS
@@ -448,7 +448,7 @@ def _committed(paper: "Paper", stated: Sequence[Claim], flips: Flips) -> dict[st
         say(f"committed verdicts are not shown: {error}", file=sys.stderr)
         return {}
     ids = {row["id"] for row in rows}
-    return {each.claim.id: each for each in judged_again([claim for claim in stated if claim.id in ids], rows, flips)}
+    return {each.claim.id: each for each in rejudged([claim for claim in stated if claim.id in ids], rows, flips)}
 
 
 def _print_claims(paper: str, judged: Sequence[Judged], borrowed: Set[str]) -> None:
@@ -458,7 +458,7 @@ def _print_claims(paper: str, judged: Sequence[Judged], borrowed: Set[str]) -> N
         for result in results:
             claim_id, expected = result.claim.id, result.claim.expected
             verdict = f"{result.verdict} (committed)" if claim_id in borrowed else result.verdict
-            rows.append((claim_id, value_said(expected.value, expected.unit), ours_said(result), verdict))
+            rows.append((claim_id, value_text(expected.value, expected.unit), our_text(result), verdict))
         if rows:
             print_table(f"Claims of {paper}: {ROLE_TITLES[role]}", ("claim", "states", "ours", "verdict"), rows)
     reasoned = ("not reproduced", "undecided by reading", "not testable here")

@@ -19,13 +19,13 @@ from repro.reports.artifact import (
     commands,
     committed,
     costs_csv,
+    output_of,
     read_costs,
     spend,
-    time_said,
-    written_by,
+    time_text,
 )
 from repro.reports.claims import Judged, judge_all
-from repro.reports.claims_file import ours_said, read_flips
+from repro.reports.claims_file import our_text, read_flips
 from repro.reports.evidence import stored_findings
 from repro.reports.figures import PAPERS, figure
 from repro.reports.paper import read_claims
@@ -43,7 +43,7 @@ def run_tier(tier: TierName, result_dir: Path | None, jobs: int | None, *, force
     folder = writable_folder("result_dir", figures_beside(result_dir))
     known_costs, selected = read_costs(RESULTS / "costs.csv"), [*commands(tier)]
     total_s = sum(known_costs[command].processor_s for command in selected if command in known_costs)
-    say(f"tier {tier}: {len(selected)} commands, {time_said(total_s)} of one core", file=sys.stderr)
+    say(f"tier {tier}: {len(selected)} commands, {time_text(total_s)} of one core", file=sys.stderr)
     costs, failed = [], {}
     for index, command in enumerate(selected, start=1):
         say(f"{index} of {len(selected)}: {command}", file=sys.stderr)
@@ -111,8 +111,8 @@ def _row(paper: str, own: Judged, theirs: Judged) -> dict[str, Any]:
     return {
         "paper": paper,
         "claim": own.claim.id,
-        "ours": ours_said(own),
-        "committed": ours_said(theirs),
+        "ours": our_text(own),
+        "committed": our_text(theirs),
         "verdict": own.verdict,
         "committed_verdict": theirs.verdict,
         "measured": is_measured,
@@ -127,10 +127,10 @@ def _print(costs: Sequence[Cost], failed: dict[str, str], judged: Sequence[dict[
         [
             (
                 cost.command,
-                time_said(cost.wall_s),
-                time_said(cost.processor_s),
+                time_text(cost.wall_s),
+                time_text(cost.processor_s),
                 f"{cost.memory_bytes / 1e6:.0f}",
-                written_by(cost.command)[1] or "-",
+                output_of(cost.command)[1] or "-",
             )
             for cost in costs
         ],

@@ -103,22 +103,22 @@ def rungs(view: View) -> tuple[Variant, ...]:
 
 def paired_cells(
     component: str,
-    where: Platform,
+    target: Platform,
     datasets: Iterable[str],
     rate: float | None,
     seeds: Iterable[int],
     knobs: Mapping[str, Any],
-    own: Sequence[Variant] = (),
+    own_variants: Sequence[Variant] = (),
 ) -> dict[tuple[str, Variant], list[Cell]]:
-    """The cells of a simulated family's component, by data set and variant; ``own`` variants come after the paper's. Arrivals may exceed
+    """The cells of a simulated family's component, by data set and variant; ``own_variants`` come after the paper's. Arrivals may exceed
     what a system can serve; what happens then is part of the answer."""
     return {
         (dataset, variant): [
             Cell(
                 system=variant.system,
                 dataset=dataset,
-                platform=where.name,
-                executor=where.executor,
+                platform=target.name,
+                executor=target.executor,
                 rate=rate,
                 seed=seed,
                 knobs=tuple({"transient": True, **knobs, **dict(variant.knobs)}.items()),
@@ -126,5 +126,5 @@ def paired_cells(
             for seed in seeds
         ]
         for dataset in datasets
-        for variant in (*COMPONENTS[system_of(component)][component], *own)
+        for variant in (*COMPONENTS[system_of(component)][component], *own_variants)
     }

@@ -44,7 +44,7 @@ class Solved:
         return f"{100 * self.share:.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
 
 
-def _kept(contender: str, system: str, *knobs: tuple[str, Scalar]) -> list[Configuration]:
+def _retentions(contender: str, system: str, *knobs: tuple[str, Scalar]) -> list[Configuration]:
     return [
         Configuration(
             contender=contender,
@@ -57,9 +57,9 @@ def _kept(contender: str, system: str, *knobs: tuple[str, Scalar]) -> list[Confi
 
 
 CONFIGURATIONS: tuple[Configuration, ...] = (
-    *_kept("dllm-serve", "dllm-serve"),
-    *_kept(SINGLE_REFRESH, "dllm-serve", ("refresh_delay", 0)),
-    *_kept("sparse-dllm", "sparse-dllm"),
+    *_retentions("dllm-serve", "dllm-serve"),
+    *_retentions(SINGLE_REFRESH, "dllm-serve", ("refresh_delay", 0)),
+    *_retentions("sparse-dllm", "sparse-dllm"),
     Configuration(contender="fast-dllm", system="fast-dllm", rule="dual cache"),
     Configuration(contender="fast-dllm", system="fast-dllm", rule="prefix cache", knobs=(("cache", "prefix"),)),
     Configuration(contender="dllm-cache", system="dllm-cache", rule="features, response every 7 steps"),

@@ -19,8 +19,8 @@ from engines.errors import RunError, require
 from repro.families.platforms import platform
 from repro.files import csv_text, read_yaml
 from repro.paths import RESULTS
-from repro.reports.claims import Judged, allowed
-from repro.reports.claims_file import judged_again, ours_said, read, read_flips, value_said
+from repro.reports.claims import Judged, tolerance
+from repro.reports.claims_file import our_text, read, read_flips, rejudged, value_text
 from repro.reports.figures import PAPERS, View, default_reading, figure
 from repro.reports.paper import read_claims
 from repro.runs.provenance import machine_identity
@@ -109,7 +109,7 @@ def committed(root: Path = RESULTS) -> Iterator[tuple[str, Judged]]:
         rows = read(root / f"claims-{paper.name}.csv")
         command_of = {row["id"]: row["command"] for row in rows}
         flips = read_flips(paper.name, root)
-        for each in judged_again(read_claims(paper.claims, paper.name), rows, flips):
+        for each in rejudged(read_claims(paper.claims, paper.name), rows, flips):
             fallback = f"repro claims --paper {paper.name}" if each.finding is not None else ""
             yield command_of[each.claim.id] or fallback, each
 
@@ -129,24 +129,24 @@ def commands(tier: TierName, root: Path = RESULTS) -> dict[str, TierName]:
     return tiers
 
 
-def _row(command: str, each: Judged) -> dict[str, str]:
-    claim = each.claim
+def _row(command: str, judged: Judged) -> dict[str, str]:
+    claim = judged.claim
     first, *others = command.split(" && ")
     with_others = f" (with {', '.join(f'`{other}`' for other in others)})" if others else ""
     return {
         "id": claim.id,
         "command": first,
         "statement": claim.statement + with_others,
-        "states": value_said(claim.expected.value, claim.expected.unit),
-        "allowed": allowed(claim),
-        "ours": ours_said(each),
-        "verdict": each.verdict,
-        "role": each.role or "",
-        "reason": each.reason or ("" if claim.recomputed is None else claim.recomputed.verdict.replace("_", " ")),
+        "states": value_text(claim.expected.value, claim.expected.unit),
+        "allowed": tolerance(claim),
+        "ours": our_text(judged),
+        "verdict": judged.verdict,
+        "role": judged.role or "",
+        "reason": judged.reason or ("" if claim.recomputed is None else claim.recomputed.verdict.replace("_", " ")),
     }
 
 
-def written_by(command: str) -> tuple[str, str]:
+def output_of(command: str) -> tuple[str, str]:
     """The title of a command and the file that it writes; the file is empty if it prints."""
     name, *words = shlex.split(command)[1:]
     if name == "claims":
@@ -169,7 +169,7 @@ def steps(root: Path = RESULTS) -> list[Step]:
         Step(
             command=command,
             tier=tier,
-            title=(written := written_by(command))[0],
+            title=(written := output_of(command))[0],
             file=written[1],
             cost=costs.get(command),
             claims=[row for row in rows if row["command"] == command],
@@ -181,15 +181,15 @@ def steps(root: Path = RESULTS) -> list[Step]:
 # -- the guide --------------------------------------------------------------------------------------------
 
 
-def time_said(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
 
 
-def _sums(found: Sequence[Step], whole: Mapping[str, Cost]) -> Iterator[dict[str, Any]]:
+def _sums(all_steps: Sequence[Step], whole: Mapping[str, Cost]) -> Iterator[dict[str, Any]]:
     """A row for each tier: its number of commands and claims, and its cost. ``whole`` holds costs of tiers that ran as one command."""
     names = get_args(TierName)
     for index, name in enumerate(names):
-        tier_steps = [step for step in found if step.tier in names[: index + 1]]
+        tier_steps = [step for step in all_steps if step.tier in names[: index + 1]]
         costs = [step.cost for step in tier_steps if step.cost is not None]
         yield {
             "name": name,
@@ -209,7 +209,7 @@ def guide(root: Path = RESULTS) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
-    environment.filters |= {"time": time_said, "cell": lambda text: re.sub(r"\s+", " ", text).replace("|", "\\|")}
+    environment.filters |= {"time": time_text, "cell": lambda text: re.sub(r"\s+", " ", text).replace("|", "\\|")}
     all_steps = steps(root)
     rows = [_row("", each) for command, each in committed(root) if not command]
     processors = sorted({step.cost.processor for step in all_steps if step.cost is not None})

@@ -112,35 +112,35 @@ def judge_all(claims: Sequence[Claim], findings: Iterable[Finding], flips: Flips
             raise ValueError(f"finding for unknown claim {finding.claim!r}")
         by_claim[finding.claim].append(finding)
     judged = [_judged_by_place(claim, by_claim[claim.id]) for claim in claims]
-    verdicts: dict[str, Judged] = {each.claim.id: _turned(each, flips or {}) for each in judged}
+    verdicts: dict[str, Judged] = {each.claim.id: _after_flips(each, flips or {}) for each in judged}
 
-    def settled(each: Judged) -> Judged:
-        if each.verdict != "reproduced" or each.claim.expected.value is None:
-            return each
-        missed = next((name for name in each.claim.follows if verdicts[name].verdict == "not reproduced"), None)
+    def after_flips(judged: Judged) -> Judged:
+        if judged.verdict != "reproduced" or judged.claim.expected.value is None:
+            return judged
+        missed = next((name for name in judged.claim.follows if verdicts[name].verdict == "not reproduced"), None)
         reason = f"{missed}, which it follows from, is not reproduced"
-        return each if missed is None else replace(each, verdict="not reproduced", reason=reason)
+        return judged if missed is None else replace(judged, verdict="not reproduced", reason=reason)
 
     for _ in judged:  # as long as one follows from another that was settled
-        updated = {name: settled(each) for name, each in verdicts.items()}
+        updated = {name: after_flips(each) for name, each in verdicts.items()}
         if updated == verdicts:
             break
         verdicts = updated
     return list(verdicts.values())
 
 
-def _turned(each: Judged, flips: Flips) -> Judged:
+def _after_flips(judged: Judged, flips: Flips) -> Judged:
     """Undecided if one of our choices reverses the verdict. A flip is ignored if its own, fewer runs gave another default verdict."""
-    opposite = _OPPOSITE.get(each.verdict)
+    opposite = _OPPOSITE.get(judged.verdict)
     turning = [
-        flip for flip in flips.get(each.claim.id, ()) if flip.default == each.verdict and flip.changed == opposite
+        flip for flip in flips.get(judged.claim.id, ()) if flip.default == judged.verdict and flip.changed == opposite
     ]
     if not turning:
-        return each
+        return judged
     texts = ", ".join(f"{flip.change} ({flip.changed_value})" for flip in turning)
-    holds = each.verdict == "reproduced"
+    holds = judged.verdict == "reproduced"
     reason = f"holds by default; not with {texts}" if holds else f"holds with {texts}; not by default"
-    return replace(each, verdict="undecided by reading", reason=reason)
+    return replace(judged, verdict="undecided by reading", reason=reason)
 
 
 def _judged_by_place(claim: Claim, findings: Sequence[Finding]) -> Judged:
@@ -169,35 +169,35 @@ def judge(claim: Claim, findings: Sequence[Finding] = ()) -> Judged:
     reproduced: it agrees by construction, or it does not."""
     finding = None if claim.kind == "inconsistency" else _merged(claim, findings)
 
-    def judged(verdict: Verdict, reason: str | None = None, error: float | None = None) -> Judged:
+    def result(verdict: Verdict, reason: str | None = None, error: float | None = None) -> Judged:
         return Judged(claim=claim, finding=finding, verdict=verdict, error_percent=error, reason=reason)
 
     if claim.kind == "inconsistency":
-        return judged("paper's inconsistency")
+        return result("paper's inconsistency")
     if claim.untestable is not None:
-        return judged("not testable here", claim.untestable)
+        return result("not testable here", claim.untestable)
     if finding is None:
-        return judged("not run", "no stored runs answer it")
+        return result("not run", "no stored runs answer it")
     match claim.expected.value:
         case (low, high) if 0 < WIDEST * low <= high and len(finding.values) == 1:
             wide = f"what it states spans a factor of {high / low:.0f}, which hardly a run could miss"
-            return judged("not testable here", wide)
+            return result("not testable here", wide)
     if not finding.comparable:
-        return judged("not testable here", finding.how)
+        return result("not testable here", finding.how)
     # With as many values as the claim has, a differing label is a fault (an extreme lies elsewhere), not a gap.
     is_part = bool(finding.of) and len(finding.of) < len(claim.of)
     if missing := [each for each in claim.of if is_part and each is not None and each not in finding.of]:
-        return judged("not run", f"no stored runs of {', '.join(missing)}")
+        return result("not run", f"no stored runs of {', '.join(missing)}")
     faults = _faults(claim, finding)
     error = _error_percent(claim, finding)
     if (undecided := _undecided(claim, finding, not faults)) is not None:
-        return judged("undecided by reading", undecided, error)
+        return result("undecided by reading", undecided, error)
     if faults:
         sentence = "; ".join([*faults[:2], *([f"and {len(faults) - 2} more"] if len(faults) > 2 else [])])
-        return judged("not reproduced", sentence if claim.gap is None else f"{sentence}: {claim.gap}", error)
+        return result("not reproduced", sentence if claim.gap is None else f"{sentence}: {claim.gap}", error)
     if _role(claim, finding) == "by construction":
-        return judged("by construction", "no run can change it", error)
-    return judged("reproduced", error=error)
+        return result("by construction", "no run can change it", error)
+    return result("reproduced", error=error)
 
 
 def count(judged: Iterable[Judged]) -> Mapping[Verdict, int]:
@@ -261,21 +261,21 @@ def _faults(claim: Claim, finding: Finding) -> list[str]:
     if expected is None:
         if finding.holds is None:
             raise ValueError(f"claim {claim.id} states no number: its finding must say whether it holds")
-        return [] if finding.holds else [f"does not hold ({finding.how}: {_text(values, claim)})"]
+        return [] if finding.holds else [f"does not hold ({finding.how}: {_values_text(values, claim)})"]
     if isinstance(expected, tuple) and len(expected) == 2:
         return _outside_range(claim, finding, *expected)
     if isinstance(expected, tuple):
         if len(values) != len(expected):
             raise ValueError(f"claim {claim.id} states {len(expected)} values, its finding has {len(values)}")
-        return _elsewhere(claim, finding) + [
-            _off(claim, want, got, label)
+        return _subject_faults(claim, finding) + [
+            _deviation_text(claim, want, got, label)
             for want, got, label in zip(expected, values, _labels(finding), strict=True)
             if not _within(claim, want, got)
         ]
     if len(values) > 1 and len(claim.of) != len(values):
         raise ValueError(f"claim {claim.id} states one value, its finding has {len(values)}")
-    return _elsewhere(claim, finding) + [
-        _off(claim, expected, got, label)
+    return _subject_faults(claim, finding) + [
+        _deviation_text(claim, expected, got, label)
         for got, label in zip(values, _labels(finding), strict=True)
         if not _within(claim, expected, got)
     ]
@@ -317,23 +317,23 @@ def _outside_range(claim: Claim, finding: Finding, low: float, high: float) -> l
     values = finding.values
     if len(values) == 1:
         met = low <= values[0] <= high or _within(claim, low, values[0]) or _within(claim, high, values[0])
-        return [] if met else [_off(claim, low if values[0] < low else high, values[0], _labels(finding)[0])]
+        return [] if met else [_deviation_text(claim, low if values[0] < low else high, values[0], _labels(finding)[0])]
     by_label = dict(zip(finding.of, values, strict=True)) if finding.of else {}
     names = claim.of or (None, None)
     ends = [(low, names[0], min(values)), (high, names[1], max(values))]
     faults = [
-        _off(claim, want, got, label)
+        _deviation_text(claim, want, got, label)
         for want, label, extreme in ends
         if not _within(claim, want, got := extreme if label is None else by_label[label])
     ]
     for label, value in zip(_labels(finding), values, strict=True):
         end = min(max(value, low), high)
         if label not in names and not _within(claim, end, value):
-            faults.append(_off(claim, end, value, label))
+            faults.append(_deviation_text(claim, end, value, label))
     return list(dict.fromkeys(faults))
 
 
-def _elsewhere(claim: Claim, finding: Finding) -> list[str]:
+def _subject_faults(claim: Claim, finding: Finding) -> list[str]:
     """A fault if the values belong to other data sets or cards than the claim's."""
     if not claim.of or not finding.of or set(finding.of) == set(claim.of):
         return []
@@ -351,16 +351,16 @@ def _within(claim: Claim, expected: float, value: float) -> bool:
     return value == expected
 
 
-def _off(claim: Claim, expected: float, value: float, label: str | None) -> str:
+def _deviation_text(claim: Claim, expected: float, value: float, label: str | None) -> str:
     unit = f" {claim.expected.unit}" if claim.expected.unit not in (None, "x", "bool", "rank") else ""
     prefix = f"{label} " if label else ""
     deviation = (
         "" if not expected else f", {100 * abs(value / expected - 1):.0f} % {'above' if value > expected else 'below'}"
     )
-    return f"{prefix}{value:.4g} for {expected:.4g}{unit}{deviation} ({allowed(claim)})"
+    return f"{prefix}{value:.4g} for {expected:.4g}{unit}{deviation} ({tolerance(claim)})"
 
 
-def allowed(claim: Claim) -> str:
+def tolerance(claim: Claim) -> str:
     """The tolerance in words."""
     tolerance = claim.tolerance
     if tolerance.type == "relative":
@@ -374,7 +374,7 @@ def _labels(finding: Finding) -> tuple[str | None, ...]:
     return finding.of if len(finding.of) > 1 else (None,) * len(finding.values)
 
 
-def _text(values: tuple[float, ...], claim: Claim) -> str:
+def _values_text(values: tuple[float, ...], claim: Claim) -> str:
     return f"{' '.join(f'{value:.3g}' for value in values)} {claim.expected.unit or ''}".strip()
 
 

@@ -15,9 +15,9 @@ from repro.reports.claims import Finding, Flip, Flips, How, Judged, judge_all
 from repro.reports.paper import Claim
 
 
-def _found(name: str, absent: object = None) -> Callable[[Judged], Any]:
-    """Returns a function that reads a field of the finding, or gives ``absent`` if there is none."""
-    return lambda each: absent if each.finding is None else getattr(each.finding, name)
+def _finding_field(name: str, default: object = None) -> Callable[[Judged], Any]:
+    """Returns a function that reads a field of the finding, or gives ``default`` if there is none."""
+    return lambda each: default if each.finding is None else getattr(each.finding, name)
 
 
 _ROW: Mapping[str, Callable[[Judged], Any]] = {
@@ -26,9 +26,9 @@ _ROW: Mapping[str, Callable[[Judged], Any]] = {
     "verdict": attrgetter("verdict"),
     "expected": attrgetter("claim.expected.value"),
     "unit": attrgetter("claim.expected.unit"),
-    "ours": _found("value"),
-    "holds": _found("holds"),
-    "of": _found("of", ()),
+    "ours": _finding_field("value"),
+    "holds": _finding_field("holds"),
+    "of": _finding_field("of", ()),
     "error_percent": attrgetter("error_percent"),
     "direction": attrgetter("claim.direction"),
     "tolerance": attrgetter("claim.tolerance.value"),
@@ -37,17 +37,17 @@ _ROW: Mapping[str, Callable[[Judged], Any]] = {
     "reason": attrgetter("reason"),
     "figure": attrgetter("claim.figure"),
     "conditions": attrgetter("claim.conditions"),
-    **{name: _found(name) for name in ("obtained", "how", "command")},
+    **{name: _finding_field(name) for name in ("obtained", "how", "command")},
     "recomputed": lambda each: None if each.claim.recomputed is None else each.claim.recomputed.verdict,
     "fact": lambda each: each.claim.follows or (each.claim.id,),
-    "readings": lambda each: [f"{name}: {value!r}" for name, value in _found("readings", ())(each)],
+    "readings": lambda each: [f"{name}: {value!r}" for name, value in _finding_field("readings", ())(each)],
 }
 COLUMNS = tuple(_ROW)
 
 
-def as_row(each: Judged) -> dict[str, Any]:
+def as_row(judged: Judged) -> dict[str, Any]:
     """A judged claim as a row. Lists stay lists; ``command`` makes the runs behind the numbers."""
-    return {name: value_of(each) for name, value_of in _ROW.items()}
+    return {name: value_of(judged) for name, value_of in _ROW.items()}
 
 
 def as_csv(judged: Sequence[Judged]) -> str:
@@ -73,9 +73,7 @@ def read(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def judged_again(
-    claims: Sequence[Claim], rows: Sequence[Mapping[str, str]], flips: Flips | None = None
-) -> list[Judged]:
+def rejudged(claims: Sequence[Claim], rows: Sequence[Mapping[str, str]], flips: Flips | None = None) -> list[Judged]:
     """Judge the findings in the rows again, by the claims as they are stated now."""
     by_id = {row["id"]: row for row in rows}
     pairs = [(claim, by_id[claim.id]) for claim in claims]
@@ -117,7 +115,7 @@ def flat(value: object) -> object:
     return repr(float(value)).removesuffix(".0") if isinstance(value, float) else value
 
 
-def value_said(value: float | tuple[float, ...] | None, unit: str | None) -> str:
+def value_text(value: float | tuple[float, ...] | None, unit: str | None) -> str:
     """A value as text for a table. ``unit`` may have one unit for each of several values, and name their subject in brackets."""
     if value is None:
         return "ordering"
@@ -131,13 +129,13 @@ def value_said(value: float | tuple[float, ...] | None, unit: str | None) -> str
     return (" to " if len(values) == 2 else ", ").join([*first, f"{last} {units[0]}".strip()])
 
 
-def ours_said(each: Judged) -> str:
+def our_text(judged: Judged) -> str:
     """Our number for a judged claim as text for a table."""
-    if each.finding is None:
+    if judged.finding is None:
         return "-"
-    if each.claim.expected.value is None and each.finding.holds is not None:
-        return "holds" if each.finding.holds else "does not hold"
-    return value_said(each.finding.value, each.claim.expected.unit)
+    if judged.claim.expected.value is None and judged.finding.holds is not None:
+        return "holds" if judged.finding.holds else "does not hold"
+    return value_text(judged.finding.value, judged.claim.expected.unit)
 
 
 def _number(value: float, unit: str) -> str:
@@ -157,8 +155,8 @@ def flips_path(paper: str, root: Path = RESULTS) -> Path:
     return root / f"flips-{paper}.csv"
 
 
-def flips_csv(found: Sequence[Flip]) -> str:
-    return csv_text([field.name for field in fields(Flip)], map(astuple, found))
+def flips_csv(flips: Sequence[Flip]) -> str:
+    return csv_text([field.name for field in fields(Flip)], map(astuple, flips))
 
 
 def read_flips(paper: str, root: Path = RESULTS) -> Flips:

@@ -26,7 +26,7 @@ class FigureSource:
     def command(self) -> str:
         """The command that makes the figure's runs and draws it."""
         return " ".join(
-            [f"repro reproduce {self.entry.asked} --platform {self.view.platform.name}", *self.view.charged_options]
+            [f"repro reproduce {self.entry.alias} --platform {self.view.platform.name}", *self.view.charged_options]
         )
 
     def findings(self, runs: Sequence[StoredRun]) -> list[Finding]:

@@ -186,8 +186,8 @@ class Figure:
     def deciding(self) -> tuple[str, ...]:
         return self.platforms if self.decides_on is None else self.decides_on
 
-    def default_num_runs(self, where: Platform) -> int:
-        return MEASURED_RUNS if self.is_timed and where.executor != "roofline" else self.num_runs
+    def default_num_runs(self, target: Platform) -> int:
+        return MEASURED_RUNS if self.is_timed and target.executor != "roofline" else self.num_runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,7 @@ class FigureEntry:
     module: str
 
     @property
-    def asked(self) -> str:
+    def alias(self) -> str:
         """The name for a command: bare if no earlier paper has the same, or the module and a colon if no package names its paper."""
         paper, _, bare = self.name.partition("/")
         if self.name in FIGURES:

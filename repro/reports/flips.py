@@ -34,7 +34,7 @@ Drawn = Sequence[tuple[FigureSource, Sequence[StoredRun]]]
 
 
 @kept(maxsize=1)
-def asked() -> dict[str, Any]:
+def spec() -> dict[str, Any]:
     """The content of ``flips.yaml``: the readings, and the size of each paper's figures."""
     content: dict[str, Any] = yaml.safe_load((PAPER / "flips.yaml").read_text(encoding="utf-8"))
     return content
@@ -62,18 +62,18 @@ class SettingChange:
         if self.system is None:
             applies = setting.keys() <= {name for kind in settings_of(cell.system) for name in knobs_of(kind)}
             if "shared_len" not in cell.knob_values:
-                setting = {name: value for name, value in setting.items() if name not in asked()["assumed_lengths"]}
+                setting = {name: value for name, value in setting.items() if name not in spec()["assumed_lengths"]}
         else:
             searches = "search" in (cell.knob_values.get("deployment"), cell.knob_values.get(TUNE))
             applies = self.system == cell.system and not searches and self.setting in free_settings(cell)
         if not applies:
             return cell
         changed = replace(cell, knobs=tuple({**cell.knob_values, **setting}.items()))
-        return changed if _can_be(changed.with_seed(0)) else cell
+        return changed if _is_accepted(changed.with_seed(0)) else cell
 
 
 @kept(maxsize=4096)
-def _can_be(cell: Cell) -> bool:
+def _is_accepted(cell: Cell) -> bool:
     try:
         prepare(cell)
     except UserError:
@@ -93,7 +93,7 @@ def changes(cells: Sequence[Cell]) -> list[SettingChange]:
     candidates: dict[SettingChange, None] = {}
     for cell in cells:
         candidates.update({SettingChange(setting=setting, system=cell.system): None for setting in free_settings(cell)})
-    candidates.update({SettingChange(setting=tuple(setting.items())): None for setting in asked()["readings"]})
+    candidates.update({SettingChange(setting=tuple(setting.items())): None for setting in spec()["readings"]})
     return [change for change in candidates if any(change.of(cell) != cell for cell in cells)]
 
 
@@ -101,17 +101,17 @@ def flips(claims: Sequence[Claim], drawn: Drawn, tried: Sequence[SettingChange],
     """Claims whose verdict differs under a change. Runs that no finding reads are not made again; all others are made in one sweep."""
     read = [places_read(source.findings, runs) for source, runs in drawn]
 
-    def instead(change: SettingChange, source: FigureSource, places: Sequence[int]) -> dict[int, Cell]:
+    def swapped(change: SettingChange, source: FigureSource, places: Sequence[int]) -> dict[int, Cell]:
         """The figure's cells that the change replaces, by their place."""
         swaps = {index: change.of(source.cells[index]) for index in places}
         return {index: cell for index, cell in swaps.items() if cell != source.cells[index]}
 
-    grids = [[instead(change, source, own) for (source, _), own in zip(drawn, read, strict=True)] for change in tried]
+    grids = [[swapped(change, source, own) for (source, _), own in zip(drawn, read, strict=True)] for change in tried]
     cells = {cell.key: cell for grid in grids for swaps in grid for cell in swaps.values()}
     reruns = dict(zip(cells, make_runs([*cells.values()]), strict=True))
     default = _verdicts(claims, drawn)
     for change, grid in zip(tried, grids, strict=True):
-        changed = [(source, _replaced(runs, swaps, reruns)) for (source, runs), swaps in zip(drawn, grid, strict=True)]
+        changed = [(source, _with_new(runs, swaps, reruns)) for (source, runs), swaps in zip(drawn, grid, strict=True)]
         for claim, (verdict, value) in _verdicts(claims, changed).items():
             old_verdict, old_value = default[claim]
             if old_verdict != verdict and not {old_verdict, verdict}.isdisjoint(COMPARED):
@@ -126,11 +126,11 @@ def flips(claims: Sequence[Claim], drawn: Drawn, tried: Sequence[SettingChange],
                 )
 
 
-def _replaced(runs: Sequence[StoredRun], others: Mapping[int, Cell], made: Mapping[str, StoredRun]) -> list[StoredRun]:
+def _with_new(runs: Sequence[StoredRun], others: Mapping[int, Cell], new: Mapping[str, StoredRun]) -> list[StoredRun]:
     """The figure's runs with those of changed cells put in. They carry the original cells, which the figure looks for."""
     replaced = list(runs)
     for index, cell in others.items():
-        replaced[index] = copy(made[cell.key])
+        replaced[index] = copy(new[cell.key])
         vars(replaced[index])["cell"] = runs[index].cell
     return replaced
 
@@ -145,7 +145,7 @@ def _verdicts(claims: Sequence[Claim], drawn: Drawn) -> Mapping[str, tuple[Verdi
     }
 
 
-def made_below(root: Path, jobs: int | None = None) -> MakeRuns:
+def runs_below(root: Path, jobs: int | None = None) -> MakeRuns:
     """Returns a function that makes runs below ``root``, or finds them there."""
     store = Store(root)
 
@@ -157,7 +157,7 @@ def made_below(root: Path, jobs: int | None = None) -> MakeRuns:
     return make_runs
 
 
-def sized(paper: Paper, size: Mapping[str, Any]) -> list[FigureSource]:
+def figures_of_size(paper: Paper, size: Mapping[str, Any]) -> list[FigureSource]:
     """The paper's figures in the given size, on their platforms."""
     resized = []
     for source in sources(tuple(entry for entry in paper.entries if entry.name.rpartition("/")[2] in size["figures"])):
@@ -169,9 +169,9 @@ def sized(paper: Paper, size: Mapping[str, Any]) -> list[FigureSource]:
 
 
 def main(name: str, runs: str, folder: str = str(LOCAL_FIGURES)) -> None:
-    require(name in asked()["sizes"], f"paper={name!r} has no size: use {', '.join(asked()['sizes'])}")
-    paper, make_runs = PAPERS[name], made_below(Path(runs))
-    chosen = sized(paper, asked()["sizes"][name])
+    require(name in spec()["sizes"], f"paper={name!r} has no size: use {', '.join(spec()['sizes'])}")
+    paper, make_runs = PAPERS[name], runs_below(Path(runs))
+    chosen = figures_of_size(paper, spec()["sizes"][name])
     drawn = [(source, make_runs(source.cells)) for source in chosen]
     tried = changes([cell for source in chosen for cell in source.cells])
     flipped = [*flips(read_claims(paper.claims, paper.name), drawn, tried, make_runs)]

@@ -80,9 +80,9 @@ def short(text: str) -> str:
     return re.sub(r"-?\d+\.\d{4,}(?:e-?\d+)?", lambda found: f"{float(found[0]):.4g}", text)
 
 
-def _claim(row: Mapping[str, str]) -> dict[str, str]:
+def _claim_texts(row: Mapping[str, str]) -> dict[str, str]:
     values = {name: tuple(map(float, row[name].split())) or None for name in ("expected", "ours")}
-    texts = {name: claims_file.value_said(value, row["unit"]) for name, value in values.items()}
+    texts = {name: claims_file.value_text(value, row["unit"]) for name, value in values.items()}
     if values["ours"] is None or values["expected"] is None:
         texts["ours"] = {"True": "holds", "False": "does not hold"}.get(
             row["holds"], "–" if not row["ours"] else texts["ours"]
@@ -185,10 +185,10 @@ def sections(
     parts = []
     for name in names:
         drawn = tuple(pictures[name])
-        of_figure = tuple(_claim(row) for row in claims if row["figure"] == name)
+        of_figure = tuple(_claim_texts(row) for row in claims if row["figure"] == name)
         labels = frozenset(label for picture in drawn for label in picture.labels)
         parts.append(Section(name=name, title=titles[name], pictures=drawn, claims=of_figure, labels=labels))
-    rest = tuple(_claim(row) for row in claims if row["figure"] not in names)
+    rest = tuple(_claim_texts(row) for row in claims if row["figure"] not in names)
     if rest:
         parts.append(Section(name=f"{paper.name}/other", title=f"{paper.title}: other claims", claims=rest))
     return parts
@@ -226,7 +226,7 @@ def contents(root: Path, store: Path | None = None, advance: Callable[[], None] 
     }
 
 
-def html(shown: Mapping[str, Any]) -> str:
+def html(content: Mapping[str, Any]) -> str:
     """The HTML page of ``contents``."""
     import jinja2
 
@@ -234,4 +234,4 @@ def html(shown: Mapping[str, Any]) -> str:
 
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.get_template("page.html").render(version=__version__, **shown)
+    return environment.get_template("page.html").render(version=__version__, **content)

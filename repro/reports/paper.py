@@ -126,7 +126,7 @@ def load_table(name: str, root: Path = PAPER) -> list[dict[str, TableValue]]:
     for number, line in enumerate(lines, start=2):
         if len(line) != len(header):
             raise UserError(f"{path}:{number} has {len(line)} cells, its header {len(header)}: fix the row")
-        rows.append({column: _cell(text) for column, text in zip(header, line, strict=True)})
+        rows.append({column: _table_value(text) for column, text in zip(header, line, strict=True)})
     return rows
 
 
@@ -177,7 +177,7 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _cell(text: str) -> TableValue:
+def _table_value(text: str) -> TableValue:
     if not text:
         return None
     for kind in (int, float):

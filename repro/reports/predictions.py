@@ -99,10 +99,10 @@ def predictions_note(card: str) -> str:
     )
 
 
-def medians_sentence(found: Mapping[str, Mapping[str, Any]]) -> str:
+def medians_sentence(errors: Mapping[str, Mapping[str, Any]]) -> str:
     """The medians in words, the same in captions and on the terminal."""
     parts = [
         f"{row['median_percent']:.1f} % over {row['count']} {_ONE.get(name, name) if row['count'] == 1 else name}"
-        for name, row in found.items()
+        for name, row in errors.items()
     ]
     return ", ".join(parts) if parts else "no prediction to compare with"

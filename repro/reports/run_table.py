@@ -128,18 +128,18 @@ def value_at(run: StoredRun, place: Place) -> Any:
 
 def digest_of(summary: Mapping[str, Any]) -> str:
     """A digest of a run's numbers to six digits, because processors differ in the last digits."""
-    text = json.dumps(_to_six_places(summary), sort_keys=True)
+    text = json.dumps(_rounded(summary), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 
 
-def _to_six_places(value: Any) -> Any:
+def _rounded(value: Any) -> Any:
     match value:
         case float():
             return f"{value:.6g}"
         case Mapping():
-            return {name: _to_six_places(part) for name, part in value.items()}
+            return {name: _rounded(part) for name, part in value.items()}
         case list() | tuple():
-            return [_to_six_places(part) for part in value]
+            return [_rounded(part) for part in value]
     return value
 
 
@@ -153,13 +153,13 @@ def places_read(findings: Callable[[Sequence[StoredRun]], object], runs: Sequenc
 # -- the table --------------------------------------------------------------------------------------------
 
 
-def _row(asked: Cell, run: StoredRun, places: Sequence[Place]) -> list[str]:
-    knobs = asked.knob_values
+def _row(cell: Cell, run: StoredRun, places: Sequence[Place]) -> list[str]:
+    knobs = cell.knob_values
     extra = {name: value for name, value in run.cell.knobs if name not in knobs or knobs[name] != value}
     validity = run.validity
     fixed = (
         *(run.cell.system, run.cell.dataset, run.cell.rate, run.cell.seed),
-        *(asked.key, run.cell.key, extra, digest_of(run.summary)),
+        *(cell.key, run.cell.key, extra, digest_of(run.summary)),
         *(run.obtained, validity.valid, list(validity.reasons), list(validity.warnings)),
     )
     fields = zip(FIXED, fixed, strict=True)
@@ -270,7 +270,7 @@ class TableRun(StoredRun):
         return str(vars(self)["_row"]["obtained"])
 
     @property
-    def asked(self) -> str:
+    def figure_key(self) -> str:
         """The key of the figure's cell."""
         return str(vars(self)["_row"]["asked"])
 
@@ -417,7 +417,7 @@ def draw(entry: FigureEntry, view: View, runs: Sequence[StoredRun], out: Path) -
     """Draw the figure's files and its table, which appear together or not at all."""
     figure, seen = entry.load(), dict[Place, None]()
     watched = [_WatchedRun(run, seen) for run in runs]
-    with _together(out, entry.name.replace("/", "-")) as folder:
+    with _move_together(out, entry.name.replace("/", "-")) as folder:
         rendered = figure.render(watched, view, folder)
         if view.platform.name in figure.deciding:
             figure.findings(watched, view)
@@ -426,7 +426,7 @@ def draw(entry: FigureEntry, view: View, runs: Sequence[StoredRun], out: Path) -
 
 
 @contextmanager
-def _together(out: Path, name: str) -> Iterator[Path]:
+def _move_together(out: Path, name: str) -> Iterator[Path]:
     """Yields a folder to write into, and moves its files into ``out`` at the end. Errors show the files' final names."""
     partial = out / f".{name}.partial-{os.getpid()}"
     try:

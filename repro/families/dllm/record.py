@@ -319,7 +319,9 @@ class EngineLog(RequestLog):
         parts = self._parts | {number: times.parts for number, times in timed.items()}
         if timed:
             pairs = zip(columns["step"], columns["forward_s"], strict=True)
-            columns["forward_s"] = [timed[number].forward_s if number in timed else seconds for number, seconds in pairs]
+            columns["forward_s"] = [
+                timed[number].forward_s if number in timed else seconds for number, seconds in pairs
+            ]
         for name, part in PART_COLUMNS.items():
             step_parts = map(parts.get, columns["step"]) if parts else [None] * len(columns["step"])
             columns[name] = [None if seconds is None else seconds[part] for seconds in step_parts]

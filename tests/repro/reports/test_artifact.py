@@ -12,7 +12,7 @@ from support.documents import parsed
 from engines.errors import RunError
 from repro.paths import REPO, RESULTS
 from repro.reports import artifact
-from repro.reports.artifact import commands, read_costs, spend, steps, time_said
+from repro.reports.artifact import commands, read_costs, spend, steps, time_text
 
 GUIDE = REPO / "ARTIFACT.md"
 
@@ -83,4 +83,4 @@ def test_what_a_tier_does_not_heed_is_refused():
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.4, "0 s"), (89.4, "89 s"), (90, "1.5 min")])
 def test_times_are_said_in_seconds_or_minutes(seconds, said):
-    assert time_said(seconds) == said
+    assert time_text(seconds) == said

@@ -11,8 +11,8 @@ from engines.errors import UserError
 from repro.cli.main import app
 from repro.paths import RESULTS
 from repro.reports import claims_file
-from repro.reports.claims import Finding, Judged, allowed, count, count_by_role, count_facts, facts, judge, judge_all
-from repro.reports.claims_file import COLUMNS, as_row, judged_again, read, save
+from repro.reports.claims import Finding, Judged, count, count_by_role, count_facts, facts, judge, judge_all, tolerance
+from repro.reports.claims_file import COLUMNS, as_row, read, rejudged, save
 from repro.reports.figures import PAPERS
 from repro.reports.paper import Claim, Role, Tolerance, load_claims, read_claims
 
@@ -165,7 +165,7 @@ def test_a_row_says_what_makes_its_runs(tmp_path):
     assert (row["role"], row["verdict"]) == ("prediction", "reproduced")
     (kept,) = read(save(tmp_path / "claims.csv", [own]))
     assert kept["ours"] == "70"
-    (again,) = judged_again([claim], [kept])
+    (again,) = rejudged([claim], [kept])
     assert again.finding is not None
     assert (again.verdict, again.finding.command) == ("reproduced", command)
 
@@ -233,7 +233,7 @@ def test_values_beyond_a_range_that_names_no_data_sets_are_named_by_theirs():
 
 def test_tolerances_in_words():
     claim = CLAIMS["dllm-4090-burst-peak"]
-    for tolerance, words in (
+    for stated, words in (
         (Tolerance(type="relative", value=0.125), "12.5 % allowed"),
         (Tolerance(type="absolute", value=3, unit="pp"), "3 pp allowed"),
         (Tolerance(type="absolute", value=3), "3 tok/s allowed"),
@@ -241,9 +241,9 @@ def test_tolerances_in_words():
         (Tolerance(type="ordering"), "an ordering"),
         (Tolerance(type="exact"), "exact"),
     ):
-        assert allowed(replace(claim, tolerance=tolerance)) == words
+        assert tolerance(replace(claim, tolerance=stated)) == words
     bare = replace(claim, tolerance=Tolerance(type="absolute", value=3), expected=replace(claim.expected, unit=None))
-    assert allowed(bare) == "3 allowed"
+    assert tolerance(bare) == "3 allowed"
 
 
 @pytest.mark.parametrize("direction", ["higher", "lower"])
@@ -384,6 +384,6 @@ def test_readings_and_facts_are_kept_in_the_file(tmp_path):
     for is_between, readings in ((False, tuple(READ.items())), (True, (("load 0.7", 4.0), ("load 1", 61.0)))):
         before = judged(claim, 20.0, readings=readings, is_between=is_between)
         (row,) = read(save(tmp_path / "claims.csv", [before]))
-        (after,) = judged_again([claim], [row])
+        (after,) = rejudged([claim], [row])
         assert (after.verdict, after.reason) == (before.verdict, before.reason)
         assert row["fact"] == claim.id

@@ -26,7 +26,7 @@ from repro.reports.claims import Finding, Flip, judge_all
 from repro.reports.claims_file import flips_csv, flips_path, read_flips
 from repro.reports.evidence import FigureSource, sources
 from repro.reports.figures import PAPERS, figure
-from repro.reports.flips import SettingChange, asked, changes, flips, free_settings, made_below, sized
+from repro.reports.flips import SettingChange, changes, figures_of_size, flips, free_settings, runs_below, spec
 from repro.reports.paper import load_claims, stated
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
@@ -40,8 +40,8 @@ IN_ANOTHER_READING = {(name, "requests running at once") for name in ("fast-dllm
 """What is free where a reading is not the default."""
 TURNED = Path(__file__).with_name("flips.csv")
 """What is turned in the small sizes of this test; ``python tests/repro/reports/test_flips.py`` writes it anew."""
-SIZES = asked()["sizes"]
-READINGS = [tuple(setting.items()) for setting in asked()["readings"]]
+SIZES = spec()["sizes"]
+READINGS = [tuple(setting.items()) for setting in spec()["readings"]]
 SMALL = {
     "ampd": {**SIZES["ampd"], "figures": ["fig6"]},
     "dllm-serve": {**SIZES["dllm-serve"], "figures": ["table4"], "knobs": {"num_prompts": 8}},
@@ -51,7 +51,7 @@ SMALL = {
 
 @cache
 def chosen(paper: str) -> list[FigureSource]:
-    return sized(PAPERS[paper], SIZES[paper])
+    return figures_of_size(PAPERS[paper], SIZES[paper])
 
 
 @cache
@@ -109,7 +109,7 @@ def of_sglang(cells: Sequence[Cell]) -> Sequence[StoredRun]:
 
 
 def test_flips_from_and_to_undecided_are_listed_and_so_is_what_is_no_longer_judged():
-    (source,) = sized(PAPERS["block"], {**SIZES["block"], "num_runs": 1})
+    (source,) = figures_of_size(PAPERS["block"], {**SIZES["block"], "num_runs": 1})
     whole = source.figure.findings
 
     def findings(runs, view):
@@ -130,7 +130,7 @@ def test_flips_from_and_to_undecided_are_listed_and_so_is_what_is_no_longer_judg
 
 def test_a_claim_that_is_judged_on_neither_side_is_no_flip():
     """By default no finding answers it; under the change one does that cannot be compared."""
-    (source,) = sized(PAPERS["block"], {**SIZES["block"], "num_runs": 1})
+    (source,) = figures_of_size(PAPERS["block"], {**SIZES["block"], "num_runs": 1})
     whole = source.figure.findings
 
     def findings(runs, view):
@@ -221,7 +221,7 @@ def test_a_choice_is_made_only_where_it_is_free():
 
 
 def turned(paper: str, root: Path) -> list[Flip]:
-    make_runs, chosen = made_below(root, jobs=1), sized(PAPERS[paper], SMALL[paper])
+    make_runs, chosen = runs_below(root, jobs=1), figures_of_size(PAPERS[paper], SMALL[paper])
     tried = changes([cell for source in chosen for cell in source.cells])
     drawn = [(source, make_runs(source.cells)) for source in chosen]
     return list(flips(load_claims(paper), drawn, tried, make_runs))

@@ -39,7 +39,7 @@ def test_its_figure_is_drawn_and_its_claims_are_judged(installed, monkeypatch):
 
 
 def test_without_an_entry_point_its_command_names_its_module():
-    assert LTR.entries[0].asked == "packs.ltr.latency:"
+    assert LTR.entries[0].alias == "packs.ltr.latency:"
 
 
 def test_its_claims_hold_as_far_as_they_do():
@@ -49,6 +49,6 @@ def test_its_claims_hold_as_far_as_they_do():
 
 @pytest.mark.usefixtures("installed")
 def test_what_it_does_not_have_is_refused():
-    assert LTR.entries[0].asked == "ltr/latency"
+    assert LTR.entries[0].alias == "ltr/latency"
     refused(repro("reproduce ltr/nosuch"), "figure='ltr/nosuch' is unknown: use one of ltr/latency")
     refused(repro("claims --paper nosuch"), "paper='nosuch' is unknown: use one of dllm-serve, ampd, laps, block, ltr")

@@ -28,7 +28,7 @@ def runs_of(source: FigureSource):
     table = tables().get((source.entry.name, source.view.platform.name))
     if table is None:
         pytest.skip("its runs are gone")
-    by_key = {run.asked: run for run in table.runs}
+    by_key = {run.figure_key: run for run in table.runs}
     return [by_key[cell.key] for cell in source.cells]
 
 
