@@ -68,12 +68,12 @@ def plain_take(
     rule: DecodeRule,
     ids: list[int],
     holes: list[int],
-    given: list[int],
+    prompt: list[int],
     tokens: list[int],
     conf: list[float],
     step: int,
 ) -> set[int]:
-    """Positions in the block that take their token. ``holes`` (masked) and ``given`` (prompt) are positions too."""
+    """Positions in the block that take their token. ``holes`` (masked) and ``prompt`` (prompt) are positions too."""
     size = len(ids)
     by_confidence = sorted(holes, key=lambda i: (-conf[i], i))
     share = 0
@@ -93,7 +93,7 @@ def plain_take(
     assert isinstance(rule, LowConfidence | JointThreshold)
     taken = {i for i in holes if conf[i] > rule.threshold} or set(by_confidence[:1])
     if isinstance(rule, JointThreshold):
-        written = set(range(size)) - set(holes) - set(given)
+        written = set(range(size)) - set(holes) - set(prompt)
         taken |= {i for i in written if conf[i] > rule.edit_threshold and tokens[i] != ids[i]}
     return taken
 
@@ -309,21 +309,21 @@ def recorded_cases(folder: Path) -> list[BlockCase]:
     return cases
 
 
-def _of_sglang(folder: Path, case: Mapping[str, Any]) -> dict[str, Any]:
+def _sglang_case(folder: Path, case: Mapping[str, Any]) -> dict[str, Any]:
     params = case["params"]
     rule: DecodeRule = LowConfidence(threshold=params["thr"])
     if case["algo"] != "LowConfidence":
         rule = JointThreshold(threshold=params["thr"], edit_threshold=params["et"], max_post_steps=params["maxpost"])
     expected = tuple(case["output_full"][len(case["prompt"]) :])
     return {
-        **_common(folder, "llada2", case, case["block"]),
+        **_common_fields(folder, "llada2", case, case["block"]),
         "gen_length": len(expected),
         "rule": rule,
         "expected": expected,
     }
 
 
-def _of_llada2(folder: Path, case: Mapping[str, Any]) -> dict[str, Any]:
+def _llada2_case(folder: Path, case: Mapping[str, Any]) -> dict[str, Any]:
     params, eos_id = case["params"], case["eos_id"]
     is_first, stops_early = case["algo"].startswith("llada2.0"), bool(params.get("eos_early_stop"))
     rule: DecodeRule = (
@@ -336,7 +336,7 @@ def _of_llada2(folder: Path, case: Mapping[str, Any]) -> dict[str, Any]:
         )
     )
     return {
-        **_common(folder, "llada2", case, params["block_length"]),
+        **_common_fields(folder, "llada2", case, params["block_length"]),
         "gen_length": params["gen_length"],
         "rule": rule,
         "expected": tuple(case["output"]),
@@ -349,7 +349,7 @@ def _of_llada2(folder: Path, case: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_sdar(folder: Path, case: Mapping[str, Any]) -> dict[str, Any] | None:
+def _sdar_case(folder: Path, case: Mapping[str, Any]) -> dict[str, Any] | None:
     params = case["params"]
     steps, strategy = params["denoising_steps"], params["remasking_strategy"]
     rules: dict[str, Callable[[], DecodeRule]] = {
@@ -365,7 +365,7 @@ def _of_sdar(folder: Path, case: Mapping[str, Any]) -> dict[str, Any] | None:
     stop_ids = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
     end = next((index for index, token in enumerate(output) if token in stop_ids), len(output))
     return {
-        **_common(folder, "sdar", case, params["block_length"]),
+        **_common_fields(folder, "sdar", case, params["block_length"]),
         "gen_length": len(output),
         "rule": rules[strategy](),
         "expected": tuple(output[: end + 1]),
@@ -380,7 +380,7 @@ def _of_sdar(folder: Path, case: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _of_fast_dllm_v2(folder: Path, case: Mapping[str, Any]) -> dict[str, Any] | None:
+def _fast_dllm_v2_case(folder: Path, case: Mapping[str, Any]) -> dict[str, Any] | None:
     params, prompt, stop_id = case["params"], case["prompt"], case["params"]["stop_token"]
     if case["error"] is not None or len(prompt) == params["block_size"]:
         return None
@@ -390,7 +390,7 @@ def _of_fast_dllm_v2(folder: Path, case: Mapping[str, Any]) -> dict[str, Any] | 
     expected = tuple(expected[: expected.index(stop_id) + 1] if has_end else expected)
     prefills = int(len(prompt) >= params["block_size"])
     return {
-        **_common(folder, "fastdllm2", case, params["block_size"]),
+        **_common_fields(folder, "fastdllm2", case, params["block_size"]),
         "gen_length": params["max_new_tokens"] if has_end else len(expected),
         "rule": SubBlocks(
             length=params["small_block_size"], threshold=params["threshold"], dual_cache=params["use_block_cache"]
@@ -401,13 +401,13 @@ def _of_fast_dllm_v2(folder: Path, case: Mapping[str, Any]) -> dict[str, Any] | 
     }
 
 
-def _common(folder: Path, model: str, case: Mapping[str, Any], block: int) -> dict[str, Any]:
+def _common_fields(folder: Path, model: str, case: Mapping[str, Any], block: int) -> dict[str, Any]:
     return {"checkpoint": folder / f"{model}_tiny", "block": block, "prompt": tuple(case["prompt"])}
 
 
 _READERS: Mapping[str, Callable[[Path, Mapping[str, Any]], dict[str, Any] | None]] = {
-    "block_engine": _of_sglang,
-    "llada2": _of_llada2,
-    "sdar": _of_sdar,
-    "fastdllm2": _of_fast_dllm_v2,
+    "block_engine": _sglang_case,
+    "llada2": _llada2_case,
+    "sdar": _sdar_case,
+    "fastdllm2": _fast_dllm_v2_case,
 }

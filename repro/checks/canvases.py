@@ -141,18 +141,18 @@ def canvas_cases() -> tuple[str, list[CanvasCase]]:
     return origin, cases
 
 
-def verify_canvases(cases: Sequence[CanvasCase], *, device: str = "cpu", most: int = 64) -> list[CanvasResult]:
-    """Replay cases in float32. Requests of one checkpoint are served together, with at most ``most`` tokens per step."""
+def verify_canvases(cases: Sequence[CanvasCase], *, device: str = "cpu", max_tokens: int = 64) -> list[CanvasResult]:
+    """Replay cases in float32. Requests of one checkpoint are served together, with at most ``max_tokens`` tokens per step."""
     differences: dict[str, str | None] = {}
     for checkpoint in dict.fromkeys(case.checkpoint for case in cases):
         model = load_checkpoint(checkpoint, device)
         assert isinstance(model, GemmaModel)
-        differences |= _beside_plain(model, [case for case in cases if case.checkpoint == checkpoint and case.request])
+        differences |= _plain_diffs(model, [case for case in cases if case.checkpoint == checkpoint and case.request])
         recorded = [case for case in cases if case.checkpoint == checkpoint and not case.request]
         served: dict[int, tuple[CanvasCase, int, BlockRequest]] = {}
         for case in recorded:
             if case.method == "canvas probe":
-                differences[case.id] = probed(model, case.raw)
+                differences[case.id] = probe(model, case.raw)
                 continue
             try:
                 for row in range(max(1, len(case.raw.get("rows", ())))):
@@ -162,7 +162,7 @@ def verify_canvases(cases: Sequence[CanvasCase], *, device: str = "cpu", most: i
         refused = [case.id for case, _, _ in served.values() if "error" in case.raw]
         differences |= dict.fromkeys(refused, "served, and recorded as refused")
         served = {number: entry for number, entry in served.items() if entry[0].id not in refused}
-        for case, difference in _replayed(model, served, most):
+        for case, difference in _replay(model, served, max_tokens):
             differences[case.id] = differences.get(case.id) or difference
     return [CanvasResult(case=case, difference=differences[case.id]) for case in cases]
 
@@ -189,16 +189,16 @@ def _request(raw: Mapping[str, Any], row: int, number: int, block: int) -> Block
     )
 
 
-def _float(given: Mapping[str, Any], name: str) -> Any:
+def _float(options: Mapping[str, Any], name: str) -> Any:
     """Reads a float. transformers refuses a whole number, which our rule would accept as a float, so this refuses it too."""
-    value = given[name]
+    value = options[name]
     if type(value) is int:
         raise UserError(f"{name}={value} is a whole number: give a float")
     return value
 
 
-def _replayed(
-    model: GemmaModel, served: Mapping[int, tuple[CanvasCase, int, BlockRequest]], most: int
+def _replay(
+    model: GemmaModel, served: Mapping[int, tuple[CanvasCase, int, BlockRequest]], max_tokens: int
 ) -> Iterator[tuple[CanvasCase, str | None]]:
     """Yields each request's case, and the first difference from the record or None."""
     if not served:
@@ -212,7 +212,7 @@ def _replayed(
         num_tokens=len(rows) * _LONGEST,
         block_size=4,
     )
-    config = BlockEngineConfig(max_num_batched_tokens=most)
+    config = BlockEngineConfig(max_num_batched_tokens=max_tokens)
     answers = BlockEngine(executor, config).run([request for _, _, request in served.values()])
     for number, (case, _, request) in served.items():
         recorded, rule, answer = rows[number], request.rule, answers[number]
@@ -254,7 +254,7 @@ def embedded_canvases(count: int = 2) -> Iterator[CanvasCase]:
             yield CanvasCase(id=f"{task}-{i}", checkpoint=checkpoint, method="block entropy-budget", request=request)
 
 
-def _beside_plain(model: GemmaModel, cases: Sequence[CanvasCase]) -> dict[str, str | None]:
+def _plain_diffs(model: GemmaModel, cases: Sequence[CanvasCase]) -> dict[str, str | None]:
     """Serve all cases together, and return each one's difference from the plain loop."""
     if not cases:
         return {}
@@ -306,7 +306,7 @@ def plain_answer(model: GemmaModel, request: BlockRequest, block: int) -> tuple[
 
 
 @torch.inference_mode()
-def probed(model: GemmaModel, raw: Mapping[str, Any]) -> str | None:
+def probe(model: GemmaModel, raw: Mapping[str, Any]) -> str | None:
     """Compare single forwards of a canvas after a prompt, and after one more committed canvas; returns the first difference or None."""
     block, prompt = model.config.block_length, list(raw["prompt"])
     for prefix, hidden, logits in (

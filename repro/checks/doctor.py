@@ -78,7 +78,7 @@ class Item(NamedTuple):
     detail: str
 
 
-def look() -> Machine:
+def inspect_machine() -> Machine:
     """Inspect the machine. This loads a torch that was built for cards, because only torch knows which cards it can use."""
     cuda, torch_error, gpus = torch_and_cards()
     data_dir, data_dir_error = None, None
@@ -336,12 +336,12 @@ def torch_card() -> FoundGpu | str:
     return cards[0] if cards else "torch sees no CUDA device"
 
 
-def platform_on(card: FoundGpu | None, asked: str | None) -> str:
-    """The platform to measure on: the card's, which must equal ``asked`` if given. Raises UserError for a card without a platform, and for
+def platform_on(card: FoundGpu | None, name: str | None) -> str:
+    """The platform to measure on: the card's, which must equal ``name`` if given. Raises UserError for a card without a platform, and for
     a platform of another card."""
     known = None if card is None else gpu_of_device(card.name)
     names = [gpu.name for gpu in GPUS if gpu.name in PLATFORMS and platform(gpu.name).default_system == "dllm-serve"]
-    if asked is None:
+    if name is None:
         if card is None:
             raise UserError("platform is not given and this machine has no NVIDIA card that tells it: give --platform")
         if known is None or known.name not in names:
@@ -350,12 +350,12 @@ def platform_on(card: FoundGpu | None, asked: str | None) -> str:
                 "module:NAME"
             )
         return known.name
-    chosen = platform(asked)
+    chosen = platform(name)
     if card is None or chosen.gpu is None or (known is None and chosen.name not in PLATFORMS):
-        return asked
+        return name
     if known is None or known.name != str(chosen.gpu):
         fix = "module:NAME of your own" if known is None or known.name not in names else known.name
         raise UserError(
-            f"platform={asked!r} is a {chosen.title}, and this machine has {card.name!r}: give --platform {fix}"
+            f"platform={name!r} is a {chosen.title}, and this machine has {card.name!r}: give --platform {fix}"
         )
-    return asked
+    return name

@@ -83,15 +83,15 @@ class TableCell:
 
     def text(self, read: Callable[[str], Sequence[Row]]) -> str:
         names = [self.of] if isinstance(self.of, str) else self.of
-        rows = _chosen([row for name in names for row in read(name)], self.where)
-        if self.missing and not _chosen(rows, self.one):
+        rows = _matching_rows([row for name in names for row in read(name)], self.where)
+        if self.missing and not _matching_rows(rows, self.one):
             return self.missing
         if self.show == "text":
             (text,) = {row[self.column] for row in rows}
             return text
         return _formatted(self._number(rows), self.format)
 
-    def check_named(self, said: str, read: Callable[[str], Sequence[Row]]) -> None:
+    def check_named(self, label: str, read: Callable[[str], Sequence[Row]]) -> None:
         """Raise UserError if a row's text does not name a value that its number depends on, although the column has several."""
         names = [self.of] if isinstance(self.of, str) else self.of
         rows = [row for name in names for row in read(name)]
@@ -100,8 +100,8 @@ class TableCell:
             words = self.says.get(column, str(self.where.get(column, column)))
             several = len({row.get(column) for row in rows}) > 1
             require(
-                words in said or not several,
-                f"{said!r} does not name {column}={self.where.get(column, 'each')}, one of several in {', '.join(names)}: say it, and add "
+                words in label or not several,
+                f"{label!r} does not name {column}={self.where.get(column, 'each')}, one of several in {', '.join(names)}: say it, and add "
                 f"the words as says: {{{column}: WORDS}}",
             )
 
@@ -109,7 +109,7 @@ class TableCell:
         if self.show == "count":
             return float(len(rows))
         if self.show in ("ratio", "gap"):
-            return self._compared_each(rows) if self.each else self._compared(self._sides(rows))
+            return self._comparison_of_cells(rows) if self.each else self._comparison(self._sides(rows))
         # Take the first number of a text like ``72 ± 10 %``.
         values = [self.times * float(row[self.column].partition("±")[0]) for row in rows if row[self.column]]
         if self.show == "interval":
@@ -128,7 +128,7 @@ class TableCell:
         return Interval(mean=value, half_width=(high - low) / 2, n=0, confidence=0.95, bounds=(low, high))
 
     def _sides(self, rows: Sequence[Row]) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        one, other = (_chosen(rows, side) for side in (self.one, self.other))
+        one, other = (_matching_rows(rows, side) for side in (self.one, self.other))
         if not self.best:
             return self._by_pair(one), self._by_pair(other)
         competitors = {row[self.best] for row in other}
@@ -144,7 +144,7 @@ class TableCell:
             raise ValueError(f"{len(rows)} rows of one side, where one for each {self.pair} is needed")
         return dict(pairs)
 
-    def _compared(self, sides: tuple[Mapping[str, float], Mapping[str, float]]) -> Interval:
+    def _comparison(self, sides: tuple[Mapping[str, float], Mapping[str, float]]) -> Interval:
         one, other = sides
         if not isinstance(self.pair, str):
             return from_logarithms(crossed_interval(_crossed({key: math.log(one[key] / other[key]) for key in one})))
@@ -152,14 +152,14 @@ class TableCell:
             return paired_ratio(one, other)
         return mean_interval([one[seed] - other[seed] for seed in one if seed in other])
 
-    def _compared_each(self, rows: Sequence[Row]) -> Number:
+    def _comparison_of_cells(self, rows: Sequence[Row]) -> Number:
         cells: dict[tuple[str, ...], list[Row]] = {}
         for row in rows:
             cells.setdefault(tuple(row[name] for name in self.each), []).append(row)
         sides = [self._sides(cell) for cell in cells.values()]
         if self.take == "pooled":
             return self._pooled(sides)
-        intervals = [self._compared(pair) for pair in sides]
+        intervals = [self._comparison(pair) for pair in sides]
         even = 1 if self.show == "ratio" else 0
         if self.take == "ahead":
             return float(sum(interval.low is not None and interval.low > even for interval in intervals))
@@ -182,16 +182,16 @@ def _crossed(values: Mapping[str, float]) -> list[list[float]]:
     return [[values[f"{row} | {column}"] for column in columns] for row in rows]
 
 
-def _chosen(rows: Sequence[Row], where: Mapping[str, Any]) -> Sequence[Row]:
-    return [row for row in rows if all(_is(row, column, wanted) for column, wanted in where.items())]
+def _matching_rows(rows: Sequence[Row], conditions: Mapping[str, Any]) -> Sequence[Row]:
+    return [row for row in rows if all(_matches(row, column, wanted) for column, wanted in conditions.items())]
 
 
-def _is(row: Row, column: str, wanted: Any) -> bool:
+def _matches(row: Row, column: str, wanted: Any) -> bool:
     text = row[column]
     if wanted == "*":
         return True
     if isinstance(wanted, list):
-        return any(_is(row, column, value) for value in wanted)
+        return any(_matches(row, column, value) for value in wanted)
     if isinstance(wanted, bool):
         return text.lower() == str(wanted).lower()
     if isinstance(wanted, int | float):

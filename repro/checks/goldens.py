@@ -109,12 +109,12 @@ class CaseResult:
         return self.difference is None
 
 
-def other_ids(found: Sequence[int], expected: Sequence[int]) -> str | None:
+def other_ids(ids: Sequence[int], expected: Sequence[int]) -> str | None:
     """The first token that differs from the record, or else a different number of tokens; None if all are equal."""
-    for position, (token, wanted) in enumerate(zip(found, expected, strict=False)):
+    for position, (token, wanted) in enumerate(zip(ids, expected, strict=False)):
         if token != wanted:
             return f"token {position} is {token}, recorded {wanted}"
-    return None if len(found) == len(expected) else f"{len(found)} tokens, recorded {len(expected)}"
+    return None if len(ids) == len(expected) else f"{len(ids)} tokens, recorded {len(expected)}"
 
 
 def read_cases(folder: Path) -> tuple[GoldenCase, ...]:
@@ -166,56 +166,56 @@ def replay(case: GoldenCase, *, device: str = "cpu") -> CaseResult:
     return CaseResult(case=case, **vars(generated))
 
 
-def _value(entry: Any, key: str, kind: type, where: str) -> Any:
+def _value(entry: Any, key: str, kind: type, place: str) -> Any:
     if not isinstance(entry, dict) or key not in entry:
-        raise UserError(f"{where} lacks {key!r}: restore the file or give another folder of golden cases")
+        raise UserError(f"{place} lacks {key!r}: restore the file or give another folder of golden cases")
     if not isinstance(entry[key], kind):
         raise UserError(
-            f"{where} has a {type(entry[key]).__name__} for {key!r}, where {kind.__name__} belongs: restore the file"
+            f"{place} has a {type(entry[key]).__name__} for {key!r}, where {kind.__name__} belongs: restore the file"
         )
     return entry[key]
 
 
-def _token_ids(entry: Any, key: str, where: str) -> tuple[int, ...]:
-    values = _value(entry, key, list, where)
+def _token_ids(entry: Any, key: str, place: str) -> tuple[int, ...]:
+    values = _value(entry, key, list, place)
     if not values or any(type(value) is not int for value in values):
-        raise UserError(f"{where} has {key!r} that are not a list of token ids: restore the file")
+        raise UserError(f"{place} has {key!r} that are not a list of token ids: restore the file")
     return tuple(values)
 
 
-def _checkpoint(folder: Path, entry: Any, where: str) -> Path:
-    directory = folder / _value(entry, "path", str, where)
+def _checkpoint(folder: Path, entry: Any, place: str) -> Path:
+    directory = folder / _value(entry, "path", str, place)
     if not directory.is_dir():
-        raise UserError(f"{where} lies at {directory}, which is not a directory: restore it")
+        raise UserError(f"{place} lies at {directory}, which is not a directory: restore it")
     read_config(directory)
     weights = directory / "model.safetensors"
     if not weights.is_file():
-        raise UserError(f"{where} has no {weights}: restore it")
+        raise UserError(f"{place} has no {weights}: restore it")
     if "sha256" in entry and hashlib.sha256(weights.read_bytes()).hexdigest() != entry["sha256"]:
-        raise UserError(f"{where} has other weights in {weights} than the cases were recorded with: restore them")
+        raise UserError(f"{place} has other weights in {weights} than the cases were recorded with: restore them")
     return directory
 
 
-def _case(entry: Any, checkpoints: Mapping[str, Path], ties: str, where: str) -> GoldenCase:
-    name = _value(entry, "id", str, f"{where}, a case")
-    where = f"{where}, case {name!r},"
-    method, checkpoint = _value(entry, "method", str, where), _value(entry, "checkpoint", str, where)
+def _case(entry: Any, checkpoints: Mapping[str, Path], ties: str, place: str) -> GoldenCase:
+    name = _value(entry, "id", str, f"{place}, a case")
+    place = f"{place}, case {name!r},"
+    method, checkpoint = _value(entry, "method", str, place), _value(entry, "checkpoint", str, place)
     if method not in _METHODS:
-        raise UserError(f"{where} has method {method!r}: known are {', '.join(_METHODS)}")
+        raise UserError(f"{place} has method {method!r}: known are {', '.join(_METHODS)}")
     if checkpoint not in checkpoints:
         known = ", ".join(checkpoints) or "no checkpoint"
-        raise UserError(f"{where} has checkpoint {checkpoint!r}: the file names {known}")
-    params = _value(entry, "params", dict, where)
-    _check_params(method, params, where)
-    prompt_ids = _token_ids(entry, "prompt_ids", where)
+        raise UserError(f"{place} has checkpoint {checkpoint!r}: the file names {known}")
+    params = _value(entry, "params", dict, place)
+    _check_params(method, params, place)
+    prompt_ids = _token_ids(entry, "prompt_ids", place)
     try:
         options = _options(method, params, checkpoints[checkpoint], ties)
         prepared = prepare_generation(options)
         prepared.request(prompt_ids)
     except (UserError, TypeError) as error:
-        raise UserError(f"{where} cannot be replayed: {error}") from error
+        raise UserError(f"{place} cannot be replayed: {error}") from error
     if (length := options.generation.block_length) != prepared.generation.block_length:
-        raise UserError(f"{where} has params block_length={length}, but method {method!r} has no blocks: remove it")
+        raise UserError(f"{place} has params block_length={length}, but method {method!r} has no blocks: remove it")
     tie_sensitive = bool(entry.get("tie_sensitive"))
     # The recorded code read cache rows that it had never written, so no rule defines these ids.
     is_defect = params.get("delay0_first_block") == "unbuilt_zero_cache"
@@ -225,16 +225,16 @@ def _case(entry: Any, checkpoints: Mapping[str, Path], ties: str, where: str) ->
         options=options,
         params=params,
         prompt_ids=prompt_ids,
-        expected_ids=_token_ids(entry, "expected_ids", where),
-        nfe=None if entry.get("nfe") is None else _value(entry, "nfe", int, where),
-        rows=None if entry.get("rows") is None else _token_ids(entry, "rows", where),
-        committed=None if entry.get("committed") is None else _token_ids(entry, "committed", where),
+        expected_ids=_token_ids(entry, "expected_ids", place),
+        nfe=None if entry.get("nfe") is None else _value(entry, "nfe", int, place),
+        rows=None if entry.get("rows") is None else _token_ids(entry, "rows", place),
+        committed=None if entry.get("committed") is None else _token_ids(entry, "committed", place),
         tie_sensitive=tie_sensitive,
         required=not is_defect and (ties == "stable" or not tie_sensitive),
     )
 
 
-def _check_params(method: str, params: Mapping[str, Any], where: str) -> None:
+def _check_params(method: str, params: Mapping[str, Any], place: str) -> None:
     """Raises UserError if a required parameter is missing, or if the replay would not apply a given one."""
     upstream, dream, spec = method.startswith("dllm_serve_upstream_"), method.startswith("dream_"), _METHODS[method]
     names = [name for name in spec.generation.values() if isinstance(name, str)]
@@ -248,7 +248,7 @@ def _check_params(method: str, params: Mapping[str, Any], where: str) -> None:
         optional.add("first_token_rule")
     missing = [key for key in required if params.get(key) is None]
     if missing:
-        raise UserError(f"{where} lacks params {', '.join(missing)}: method {method!r} needs them")
+        raise UserError(f"{place} lacks params {', '.join(missing)}: method {method!r} needs them")
     applied: dict[str, tuple[object, ...]] = {"temperature": (0,)}
     applied |= {"alg_temp": (0,)} if dream else {"remasking": ("low_confidence",)}
     applied |= {name: (value,) for name, value in spec.applied.items()}
@@ -258,21 +258,21 @@ def _check_params(method: str, params: Mapping[str, Any], where: str) -> None:
             applied["delay0_first_block"] = ("built", "unbuilt_zero_cache")
     for key, value in params.items():
         if key not in (*required, *optional, *applied):
-            raise UserError(f"{where} has params {key}={value!r}, which method {method!r} does not apply: remove it")
+            raise UserError(f"{place} has params {key}={value!r}, which method {method!r} does not apply: remove it")
         kinds = _KINDS.get(key, (str,))
         if value is not None and type(value) not in kinds:
             name = _KIND_NAMES.get(kinds[-1], "a string")
-            raise UserError(f"{where} has params {key}={value!r}, where {name} belongs: correct it")
+            raise UserError(f"{place} has params {key}={value!r}, where {name} belongs: correct it")
         if value is not None and key in applied and value not in applied[key]:
             allowed = " or ".join(map(repr, applied[key]))
-            raise UserError(f"{where} has params {key}={value!r}, but method {method!r} applies {allowed}: correct it")
+            raise UserError(f"{place} has params {key}={value!r}, but method {method!r} applies {allowed}: correct it")
 
 
-def _listed(value: Any) -> Any:
+def _list_text(value: Any) -> Any:
     """A list as the text of an option; semicolons separate inner lists."""
     if not isinstance(value, list):
         return value
-    return (";" if any(isinstance(item, list) for item in value) else ",").join(str(_listed(item)) for item in value)
+    return (";" if any(isinstance(item, list) for item in value) else ",").join(str(_list_text(item)) for item in value)
 
 
 def _options(method: str, params: Mapping[str, Any], checkpoint: Path, ties: str) -> GenerateOptions:
@@ -282,7 +282,7 @@ def _options(method: str, params: Mapping[str, Any], checkpoint: Path, ties: str
     shared = {name: params[name] for name in ("threshold", "factor") if params.get(name) is not None}
     if params.get("cfg_scale"):
         shared["cfg_scale"] = params["cfg_scale"]
-    knobs = {**spec.options, **{option: _listed(params[name]) for name, option in spec.params.items()}}
+    knobs = {**spec.options, **{option: _list_text(params[name]) for name, option in spec.params.items()}}
     knobs |= {option: params[name] or 0 for name, option in spec.optional.items() if name in params}
     fields = {n: params[value] if isinstance(value, str) else value for n, value in spec.generation.items()}
     specific = {name: value for name, value in fields.items() if name not in EVERYONES}

@@ -77,19 +77,19 @@ def check_results(root: Path, advance: Callable[[], None] = lambda: None) -> lis
     """Check every figure, table, verdict and calibration report below ``root``. ``advance`` is called after each."""
     checks, tables = list[Checked](), list[RunTable]()
 
-    def add(each: Checked) -> None:
-        checks.append(each)
+    def collect(result: Checked) -> None:
+        checks.append(result)
         advance()
 
     for path in tables_in(root):
         try:
             tables.append(read_table(path))
         except UserError as error:
-            add(Checked(figure=path.name, path=path, status="differs", reason=str(error)))
+            collect(Checked(figure=path.name, path=path, status="differs", reason=str(error)))
     for table in tables:
-        add(check_figure(table))
+        collect(check_figure(table))
     for checked in (*_check_digests(root, tables), *check_claims(root, tables)):
-        add(checked)
+        collect(checked)
     return checks
 
 
@@ -205,7 +205,7 @@ def _with_notes(table: RunTable, notes: Sequence[str]) -> dict[str, bytes]:
 
 def check_claims(root: Path, tables: Iterable[RunTable]) -> Iterator[Checked]:
     """Check that every ``claims-PAPER.csv`` has the rows that the tables give now."""
-    usual = _usual(tables)
+    usual = _by_figure(tables)
     for paper in PAPERS:
         path = root / f"claims-{paper}.csv"
         if path.is_file():
@@ -218,10 +218,10 @@ def check_claims(root: Path, tables: Iterable[RunTable]) -> Iterator[Checked]:
 
 def usual_tables(root: Path) -> dict[tuple[str, str], RunTable]:
     """The tables below ``root`` with the views in which figures answer claims, by figure and platform."""
-    return _usual(map(read_table, tables_in(root)))
+    return _by_figure(map(read_table, tables_in(root)))
 
 
-def _usual(tables: Iterable[RunTable]) -> dict[tuple[str, str], RunTable]:
+def _by_figure(tables: Iterable[RunTable]) -> dict[tuple[str, str], RunTable]:
     return {(table.entry.name, table.view.platform.name): table for table in tables if table.is_usual}
 
 
@@ -293,16 +293,16 @@ def _other_report(card: str) -> str | None:
     return f"its {changed[0]} are not what claims.yaml, the stored constants and its values give" if changed else None
 
 
-def _reported(each: Mapping[str, Any], claim: Claim) -> Finding:
-    values = each["ours"]
+def _reported(row: Mapping[str, Any], claim: Claim) -> Finding:
+    values = row["ours"]
     return Finding(
         claim=claim.id,
         value=tuple(values) if isinstance(values, list) else values,
         obtained="simulated",
-        how=each["how"],
-        of=tuple(each["of"]),
+        how=row["how"],
+        of=tuple(row["of"]),
         # The report does not store whether an ordering holds.
-        holds=each["verdict"] != "not reproduced" if claim.expected.value is None else None,
+        holds=row["verdict"] != "not reproduced" if claim.expected.value is None else None,
     )
 
 
@@ -310,15 +310,15 @@ ELSEWHERE = ("provenance",)
 """Parts of a run that tell where it was made, and hold none of its numbers."""
 
 
-def make_again(root: Path, most: int, seed: int = 0, advance: Callable[[], None] = lambda: None) -> list[Checked]:
-    """Make ``most`` simulated runs of the tables below ``root`` again, drawn with ``seed`` and spread over the figures."""
+def remake_sample(root: Path, count: int, seed: int = 0, advance: Callable[[], None] = lambda: None) -> list[Checked]:
+    """Make ``count`` simulated runs of the tables below ``root`` again, drawn with ``seed`` and spread over the figures."""
     checks = []
-    for table, key in _sample([read_table(path) for path in tables_in(root)], most, random.Random(seed)):
+    for table, key in _sample([read_table(path) for path in tables_in(root)], count, random.Random(seed)):
         name = table.entry.name
         try:
             run = next(run for run in table.runs if run.figure_key == key)
             name = f"{name}: {run.cell.folder_name}"
-            difference = _differs(table, run)
+            difference = _run_difference(table, run)
         except (UserError, RunError) as error:
             difference = str(error)
         checks.append(_compared(name, table.path, difference, "made again, with the same numbers", command_of(table)))
@@ -326,29 +326,29 @@ def make_again(root: Path, most: int, seed: int = 0, advance: Callable[[], None]
     return checks
 
 
-def _sample(tables: Sequence[RunTable], most: int, draw: random.Random) -> Iterator[tuple[RunTable, str]]:
+def _sample(tables: Sequence[RunTable], count: int, draw: random.Random) -> Iterator[tuple[RunTable, str]]:
     """Yields the tables in turn, each with the asked key of one of its simulated rows."""
     remaining = []
     for table in tables:
         rows = [row["asked"] for row in table.fixed if not row["obtained"].startswith("measured")]
         remaining.append((table, draw.sample(rows, len(rows))))
     draw.shuffle(remaining)
-    while most > 0 and any(rows for _, rows in remaining):
+    while count > 0 and any(rows for _, rows in remaining):
         for table, rows in remaining:
-            if rows and most > 0:
-                most -= 1
+            if rows and count > 0:
+                count -= 1
                 yield table, rows.pop()
 
 
-def _differs(table: RunTable, stored: TableRun) -> str | None:
+def _run_difference(table: RunTable, stored: TableRun) -> str | None:
     """How a cell's run, made now, differs from the stored one; None if it does not."""
     cell = next(cell for cell in table.cells if cell.key == stored.figure_key)
     experiment = prepare(cell)
     if experiment.cell.key != stored.cell.key:
         return f"its key is {experiment.cell.key} today: its requests, settings, or the constants behind it are others"
-    run = made(experiment)
+    run = fresh_run(experiment)
     for place in table.places:
-        old, new = (_told(side, place) for side in (stored, run))
+        old, new = (_stored_value(side, place) for side in (stored, run))
         if place[0] not in ELSEWHERE and not _is_alike(old, new):
             return f"{'/'.join(place)} is {old!r}, and {new!r} made again"
     if digest_of(run.summary) != stored.digest:
@@ -356,7 +356,7 @@ def _differs(table: RunTable, stored: TableRun) -> str | None:
     return None
 
 
-def made(experiment: Experiment) -> StoredRun:
+def fresh_run(experiment: Experiment) -> StoredRun:
     """The experiment's run, made now and stored nowhere."""
     record = experiment.run()
     packed = pack(experiment, record, {})
@@ -366,7 +366,7 @@ def made(experiment: Experiment) -> StoredRun:
     return run
 
 
-def _told(run: StoredRun, place: Place) -> Any:
+def _stored_value(run: StoredRun, place: Place) -> Any:
     try:
         return value_at(run, place)
     except KeyError:

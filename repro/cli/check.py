@@ -54,7 +54,7 @@ def check_results(
     tables in documents with the results. It takes under a minute of processor time, and makes no run without --again. Exit code 1 if
     anything differs."""
     from repro.checks.documents import COMMAND, stale_tables
-    from repro.checks.results import Checked, check_reports, make_again, redraw
+    from repro.checks.results import Checked, check_reports, redraw, remake_sample
     from repro.checks.results import check_results as check_figures
     from repro.checks.results import judge as judge_claims
     from repro.reports.run_table import read_table, tables_in
@@ -80,7 +80,7 @@ def check_results(
     subject = f"{counted(num_tables, 'figure')} and the claims" if again is None else counted(again, "run")
     say(f"comparing {subject}", file=sys.stderr)
     with counting("compared:") as advance:
-        checked = check_figures(root, advance) if again is None else make_again(root, again, seed or 0, advance)
+        checked = check_figures(root, advance) if again is None else remake_sample(root, again, seed or 0, advance)
         if again is None and root == RESULTS:
             checked += check_reports()
             checked += [

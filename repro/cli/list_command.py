@@ -115,9 +115,9 @@ def _list_all(*, json: bool) -> None:
 
 def doctor(json: opt.Json = False) -> None:
     """Show what this machine can run, and why not."""
-    from repro.checks.doctor import look, rows_for
+    from repro.checks.doctor import inspect_machine, rows_for
 
-    report = rows_for(look())
+    report = rows_for(inspect_machine())
     if json:
         print_json({"items": [row._asdict() for row in report]})
     else:

@@ -6,7 +6,7 @@ from support.cells import RTX4090
 from support.tables import data_beside
 
 import repro.checks.doctor
-from repro.checks.doctor import CARD_TOLERANCE, OPTIONAL, FoundGpu, Item, Machine, look, rows_for
+from repro.checks.doctor import CARD_TOLERANCE, OPTIONAL, FoundGpu, Item, Machine, inspect_machine, rows_for
 from repro.families.platforms import PLATFORMS, DllmPart
 
 CASES = data_beside(__file__, "cases")
@@ -119,7 +119,7 @@ def test_data_sets_come_from_the_files_that_are_there(tmp_path):
 
 def test_looks_at_this_machine(monkeypatch, tmp_path):
     monkeypatch.setenv("REPRO_DATA_DIR", str(tmp_path / "absent"))
-    machine = look()
+    machine = inspect_machine()
     assert machine.python == sys.version_info[:3]
     assert machine.torch is not None
     assert machine.torch_error is None
@@ -127,12 +127,12 @@ def test_looks_at_this_machine(monkeypatch, tmp_path):
     assert machine.data_dir is None
     assert "is not a directory" in (machine.data_dir_error or "")
     monkeypatch.setenv("REPRO_DATA_DIR", str(tmp_path))
-    assert look().data_dir == tmp_path
+    assert inspect_machine().data_dir == tmp_path
 
 
 def test_a_torch_that_does_not_load_is_a_row_not_a_crash(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    machine = look()
+    machine = inspect_machine()
     assert (machine.cuda, machine.gpus) == (None, ())
     assert row(machine, "cpu-tiny measured").status == "no"
 
@@ -140,6 +140,6 @@ def test_a_torch_that_does_not_load_is_a_row_not_a_crash(monkeypatch):
 def test_a_package_that_only_looks_importable_is_not_there(monkeypatch):
     """``datasets/`` at the root imports as an empty namespace, as ``baselines`` does: neither is an installed library."""
     monkeypatch.setattr(repro.checks.doctor, "OPTIONAL", {"baselines": "x", "numpy": "y"})
-    packages = dict(look().packages)
+    packages = dict(inspect_machine().packages)
     assert packages["baselines"] is None
     assert packages["numpy"] is not None

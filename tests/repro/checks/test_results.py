@@ -17,7 +17,7 @@ from engines.errors import UserError
 from paper_figures.common.runs import Measure
 from repro import paths
 from repro.checks import results as checks
-from repro.checks.results import WITHOUT_RUNS, Checked, check_reports, check_results, judged_text, make_again, redraw
+from repro.checks.results import WITHOUT_RUNS, Checked, check_reports, check_results, judged_text, redraw, remake_sample
 from repro.cli.main import app
 from repro.families.cost import load_calibration
 from repro.files import csv_text, sealed
@@ -240,7 +240,7 @@ def again(root: Path, most: int = 2) -> list[Checked]:
     """Not those of canvases, which take longer."""
     for table in root.glob("*-diffusiongemma/*.runs.csv"):
         table.unlink()
-    return make_again(root, most, seed=3)
+    return remake_sample(root, most, seed=3)
 
 
 def test_runs_made_again_are_spread_over_the_figures_and_the_same(root):
