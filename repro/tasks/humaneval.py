@@ -22,8 +22,8 @@ def humaneval_task(options: TaskOptions, *, data_dir: Path | None = None) -> Tas
     if records is None:
         return None
 
-    def grader(asked: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
-        verdicts = passes(asked, texts, allow_code_execution=options.allow_code_execution)
+    def grader(problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
+        verdicts = passes(problems, texts, allow_code_execution=options.allow_code_execution)
         return [Grade(correct=is_correct) for is_correct in verdicts]
 
     problems = tuple(_problem(row) for row in records.rows[: options.num_problems])

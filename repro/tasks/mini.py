@@ -29,8 +29,8 @@ def _sums(name: str, options: TaskOptions) -> Task:
     problems = _problems(name, options)
     by_prompt = {problem.prompt: problem for problem in problems}
 
-    def grader(asked: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
-        grades = [grade(by_prompt[question.prompt], text) for question, text in zip(asked, texts, strict=True)]
+    def grader(problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
+        grades = [grade(by_prompt[question.prompt], text) for question, text in zip(problems, texts, strict=True)]
         return [Grade(correct=verdict.flexible, strict=verdict.strict) for verdict in grades]
 
     return _task(name, problems, options, grader)
@@ -43,9 +43,9 @@ mini_far_task, mini_roll_task = partial(_sums, mini_gsm.FAR), partial(_sums, min
 def mini_code_task(options: TaskOptions) -> Task:
     """The mini-code task. ``correct`` is pass@1, found by running the function. ``strict`` needs exactly the text of the reference."""
 
-    def grader(asked: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
-        exact = [text.rstrip() == p.reference for p, text in zip(asked, texts, strict=True)]
-        right = passes(asked, texts, allow_code_execution=options.allow_code_execution)
+    def grader(problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
+        exact = [text.rstrip() == p.reference for p, text in zip(problems, texts, strict=True)]
+        right = passes(problems, texts, allow_code_execution=options.allow_code_execution)
         return [Grade(correct=a, strict=b) for a, b in zip(right, exact, strict=True)]
 
     problems = _problems(mini_code.TASK, options)

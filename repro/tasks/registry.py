@@ -64,8 +64,8 @@ _load = kept(maxsize=4)(load_task)
 """Loads a task, which we keep for all cells of a sweep."""
 
 
-def task_asked(cell: Cell, options: TaskOptions, lacks: str | None) -> Task | None:
-    """The task whose problems a cell asks; None for a workload that is only served. ``lacks`` says what the cell has instead of a model.
+def task_of_cell(cell: Cell, options: TaskOptions, missing: str | None) -> Task | None:
+    """The task whose problems a cell asks; None for a workload that is only served. ``missing`` says what the cell has instead of a model.
 
     Without a model or without its real problems, a published task is a workload with the same lengths. Without a model, a generated task
     raises UserError.
@@ -74,10 +74,10 @@ def task_asked(cell: Cell, options: TaskOptions, lacks: str | None) -> Task | No
     if entry is None:
         return None
     require(
-        lacks is None or not entry.is_generated,
-        f"dataset={cell.dataset!r} is graded and {lacks} cannot answer it: use --executor torch and a checkpoint",
+        missing is None or not entry.is_generated,
+        f"dataset={cell.dataset!r} is graded and {missing} cannot answer it: use --executor torch and a checkpoint",
     )
-    task = None if lacks is not None else _load(cell.dataset, options)
+    task = None if missing is not None else _load(cell.dataset, options)
     if task is None:
         return None
     for name in _LENGTHS:

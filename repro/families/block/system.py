@@ -28,7 +28,7 @@ from repro.runs.cell import Cell
 from repro.runs.family import Family, column, family_in, late_submissions
 from repro.runs.record import REQUESTS, Obtained, OnProgress, RunRecord, Table
 from repro.runs.step_driver import RequestLog, VirtualClock, WallClock, drive_steps, in_arrival_order
-from repro.tasks.registry import TASKS, TaskOptions, task_asked
+from repro.tasks.registry import TASKS, TaskOptions, task_of_cell
 from repro.tasks.task import Task
 from repro.workloads.draws import arrivals_of, derive_seed
 from repro.workloads.knobs import MIN_PROMPT_LEN
@@ -257,7 +257,7 @@ def _task_of(cell: Cell, settings: BlockSettings) -> Task | None:
     elif settings.directory is None:
         obstacle = "random weights"
     num_problems = settings.knobs.num_prompts if "num_prompts" in cell.requested else None
-    return task_asked(cell, TaskOptions(num_problems=num_problems, seed=cell.seed), obstacle)
+    return task_of_cell(cell, TaskOptions(num_problems=num_problems, seed=cell.seed), obstacle)
 
 
 def _task_workload(cell: Cell, settings: BlockSettings, task: Task) -> Workload:

@@ -16,7 +16,7 @@ from repro.families.dllm.settings import DllmSettings
 from repro.files import kept
 from repro.runs.cell import Cell
 from repro.runs.record import RunRecord
-from repro.tasks.registry import TASKS, TaskOptions, task_asked
+from repro.tasks.registry import TASKS, TaskOptions, task_of_cell
 from repro.tasks.task import Task
 from repro.workloads.card import DATA_DIR_VARIABLE
 from repro.workloads.draws import arrivals_of
@@ -128,7 +128,7 @@ def task_of(cell: Cell, settings: DllmSettings) -> Task | None:
         dataset_path=requested.dataset_path,
         allow_code_execution=requested.allow_code_execution,
     )
-    task = task_asked(cell, options, obstacle)
+    task = task_of_cell(cell, options, obstacle)
     for name in _ASKING if task is None else ():
         if value := cell.knob_values.get(name):
             raise UserError(f"{name}={value!r} has no effect on dataset={cell.dataset!r} here, {_why_not_graded(cell)}")

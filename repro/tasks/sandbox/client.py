@@ -125,7 +125,7 @@ def run_program(
             answers, answering = _pipe(ends)
             player = start(["program", memory_bytes], stdin=calls, stdout=answering)
             fds = (calling.fileno(), answers.fileno())
-            judge = start(["judge", memory_bytes, *fds], stdin=subprocess.PIPE, stdout=subprocess.PIPE, kept=fds)
+            judge = start(["judge", memory_bytes, *fds], stdin=subprocess.PIPE, stdout=subprocess.PIPE, descriptors=fds)
         request = {"program": program, **asdict(check)}
         assert judge.process.stdin is not None
         with suppress(BrokenPipeError), judge.process.stdin as stdin:  # if the judge has ended, the next line shows it
@@ -143,9 +143,9 @@ def _start(
     is_jailed: bool,
     stdin: int | IO[bytes],
     stdout: int | IO[bytes],
-    kept: Sequence[int] = (),
+    descriptors: Sequence[int] = (),
 ) -> "_Confined":
-    """Start a process of ``inside``, which ``stack`` ends. ``kept`` are further descriptors that it gets."""
+    """Start a process of ``inside``, which ``stack`` ends. ``descriptors`` are further descriptors that it gets."""
     python = os.path.realpath(sys.executable)
     command = [python, "-P", "-s", "-S", "-B", _INSIDE, *map(str, arguments)]
     status = None
@@ -157,7 +157,7 @@ def _start(
             ruling.close()
             status, telling = _pipe(stack)
             ends.enter_context(telling)
-            kept = (*kept, rules.fileno(), telling.fileno())
+            descriptors = (*descriptors, rules.fileno(), telling.fileno())
             jail = _jail(python, seccomp_fd=rules.fileno(), status_fd=telling.fileno())
             command = [*jail, "--", *command]
         else:
@@ -172,7 +172,7 @@ def _start(
             stdin=stdin,
             stdout=stdout,
             stderr=subprocess.PIPE,
-            pass_fds=kept,
+            pass_fds=descriptors,
             env=environment,
             cwd="/" if is_jailed else folder,
             start_new_session=True,
@@ -228,14 +228,14 @@ def _watch(player: "_Confined", judge: "_Confined", timeout_s: float, memory_byt
             status = player.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             return timed_out
-        return SandboxResult(passed=False, reason=_ending(status))
+        return SandboxResult(passed=False, reason=_exit_text(status))
     if reason == inside.OUT_OF_MEMORY:
         reason = f"{reason}: more than {memory_bytes >> 20} MiB"
     printable = "".join(char if char.isprintable() else " " for char in reason)
     return SandboxResult(passed=kind == inside.PASSED, reason=printable[: inside.MAX_REASON_CHARS])
 
 
-def _ending(status: int) -> str:
+def _exit_text(status: int) -> str:
     """How a program ended. For a signal, ``status`` is 128 plus its number, as in a shell, or below zero, as in Python."""
     number = -status if status < 0 else status - 128
     if number in {member.value for member in signal.Signals}:
