@@ -144,7 +144,7 @@ def canvas_batch(config: TrainConfig, batch: objective.Batch, tokenizer: TextTok
         truth = np.take_along_axis(clean, positions, axis=1)
         ids = rng.integers(tokenizer.vocab_size, size=truth.shape)
         if has_truth:
-            replaced = objective.masked_places(config, rng, (len(clean), copies * count, block))
+            replaced = objective.masked_positions(config, rng, (len(clean), copies * count, block))
             ids = np.where(replaced.reshape(truth.shape), ids, truth)
         masks = _masks(opens + offsets // block * block, columns, block)
         weights = np.where(positions > ends, config.fill_weight, 1.0).astype(np.float32)
@@ -184,10 +184,10 @@ def canvas_loss(
         rotary = model.rotary(torch.from_numpy(positions).reshape(-1))
         return model.hidden(torch.from_numpy(ids).reshape(-1), rotary, attend, canvas)
 
-    def denoise(of: Canvases, soft: Tensor) -> tuple[Tensor, Tensor]:
-        rows = CanvasRows(torch.arange(of.ids.size), soft)
-        logits = model.logits(forward(of.ids, of.positions, of.masks, rows))
-        targets, weights = (torch.from_numpy(array).reshape(-1) for array in (of.targets, of.weights))
+    def denoise(canvases: Canvases, soft: Tensor) -> tuple[Tensor, Tensor]:
+        rows = CanvasRows(torch.arange(canvases.ids.size), soft)
+        logits = model.logits(forward(canvases.ids, canvases.positions, canvases.masks, rows))
+        targets, weights = (torch.from_numpy(array).reshape(-1) for array in (canvases.targets, canvases.weights))
         return logits, objective.masked_loss(logits, targets, weights)
 
     index = np.arange(columns)
@@ -202,7 +202,7 @@ def canvas_loss(
     return (noise + _COPIES * mixed) / (1 + _COPIES)
 
 
-def _joined(kept: Tensor, own: Tensor, count: int) -> Tensor:
+def _joined(kept_rows: Tensor, own_rows: Tensor, count: int) -> Tensor:
     """Join the rows of ``count`` sequences: for each, its kept rows and then its own."""
-    parts = (x.reshape(count, -1, *x.shape[1:]) for x in (kept, own))
+    parts = (x.reshape(count, -1, *x.shape[1:]) for x in (kept_rows, own_rows))
     return torch.cat(tuple(parts), dim=1).flatten(0, 1)

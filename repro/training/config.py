@@ -34,8 +34,8 @@ class Stage:
     """Names and glossary words in use."""
 
 
-def _stage(given: Mapping[str, Any]) -> Stage:
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+def _stage(raw: Mapping[str, Any]) -> Stage:
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
     return Stage(**values)
 
 

@@ -245,7 +245,7 @@ def double_batch(config: TrainConfig, batch: Batch, tokenizer: TextTokenizer, st
     noisy_positions = opens[:, None] + np.arange(noisy)
     truth = np.take_along_axis(clean, noisy_positions, axis=1)
     is_answer = noisy_positions >= batch.prompt_lengths[:, None]
-    masked = masked_places(config, rng, (count, blocks, block)).reshape(count, noisy) & is_answer
+    masked = masked_positions(config, rng, (count, blocks, block)).reshape(count, noisy) & is_answer
     is_wrong = _replaced(config, rng, (count, blocks, block)).reshape(count, noisy) & is_answer & ~masked
     is_fill = noisy_positions > (batch.prompt_lengths + batch.answer_lengths)[:, None]
     others = rng.choice(truth[is_answer & ~is_fill], size=truth.shape)
@@ -272,7 +272,7 @@ def _allowed(block_of: NDArray[np.int64], columns: int) -> NDArray[np.bool_]:
     )
 
 
-def masked_places(config: TrainConfig, rng: np.random.Generator, shape: tuple[int, int, int]) -> NDArray[np.bool_]:
+def masked_positions(config: TrainConfig, rng: np.random.Generator, shape: tuple[int, int, int]) -> NDArray[np.bool_]:
     """The masked positions of ``shape`` (sequences, blocks, positions). A block is masked at a ratio, or except for a left part."""
     count, blocks, block = shape
     per_block = (count, blocks, 1)
