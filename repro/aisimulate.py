@@ -92,11 +92,11 @@ def experiment(case: Case, path: Path, speed: float) -> Experiment:
     return prepare(Cell(**cell_fields, knobs=tuple(knobs.items())))
 
 
-def means(asked: Experiment, began: float) -> Means:
+def means(target: Experiment, began: float) -> Means:
     """Runs the experiment and returns its means. ``began`` is the process time at which its preparation began."""
-    record = asked.run()
+    record = target.run()
     cpu_s = time.process_time() - began
-    summary = asked.family.summarize(record)
+    summary = target.family.summarize(record)
     return Means(
         ttft_ms=1e3 * summary["ttft_rounds_s"]["mean"],
         tpot_ms=1e3 * summary["itl_s"]["mean"],
@@ -121,12 +121,12 @@ def replayed(python: str, case: Case, path: Path, speed: float) -> Means:
         ) from None
 
 
-def repriced(asked: Experiment) -> Experiment:
-    deployment: Any = asked.deployment
+def repriced(original: Experiment) -> Experiment:
+    deployment: Any = original.deployment
     hardware = deployment.settings.ground.hardware
     values = {field.name: getattr(hardware, field.name) for field in fields(hardware) if field.init}
     ground = replace(deployment.settings.ground, hardware=RepricedHardware(**values))
-    return replace(asked, deployment=replace(deployment, settings=replace(deployment.settings, ground=ground)))
+    return replace(original, deployment=replace(deployment, settings=replace(deployment.settings, ground=ground)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,16 +159,16 @@ class RepricedCost:
         step_s, num, tokens = 0.0, len(chunks), sum(chunk.tokens for chunk in chunks)
         if chunks:
             mean = Chunk(sum(chunk.history for chunk in chunks) // num, -(-tokens // num))
-            step_s = self._cost.step_s([mean] * num, 0, 0, mode) - self._less(tokens) + self._prompts_s
+            step_s = self._cost.step_s([mean] * num, 0, 0, mode) - self._saved_s(tokens) + self._prompts_s
         if self._decodes:
             ended = chunks if tokens + decoding < _DATA["engine"]["max_num_batched_tokens"] else chunks[:-1]
             decoding += len(ended)
             context += sum(chunk.history + chunk.tokens for chunk in ended)
-        return step_s + (self._cost.step_s((), decoding, context, mode) - self._less(decoding) if decoding else 0.0)
+        return step_s + (self._cost.step_s((), decoding, context, mode) - self._saved_s(decoding) if decoding else 0.0)
 
     def decode_line(self, decoding: int) -> DecodeLine:
         base_s, slope_s, floor_s = self._cost.decode_line(decoding)
-        return DecodeLine(base_s - self._less(decoding), slope_s, floor_s - self._less(decoding))
+        return DecodeLine(base_s - self._saved_s(decoding), slope_s, floor_s - self._saved_s(decoding))
 
-    def _less(self, rows: int) -> float:
+    def _saved_s(self, rows: int) -> float:
         return self._less_s + rows * self._less_row_s

@@ -42,14 +42,14 @@ def scheduled(
     executor: PagedExecutor,
     max_num_batched_tokens: int,
     max_num_seqs: int,
-    own: tuple[tuple[str, Any], ...] = (),
+    options: tuple[tuple[str, Any], ...] = (),
     *,
     slo_ttft_s: float | None = None,
 ) -> Scheduled:
     """Return the named scheduler's batching and queue. ``laps``, ``reserve`` and ``on-time`` first time steps on this device. They fit
     their step model to these times, and also their objective if ``slo_ttft_s`` is None. A user's own scheduler gets those of the two sizes
-    that it takes, and itself keeps to ``max_num_seqs``. ``own`` holds its knobs, or those of ``on-time``."""
-    if (batcher := own_batcher(name, own)) is not None:
+    that it takes, and itself keeps to ``max_num_seqs``. ``options`` holds its knobs, or those of ``on-time``."""
+    if (batcher := own_batcher(name, options)) is not None:
         own_batching = batcher.made(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
         return Scheduled(own_batching, OpenQueue())
     sizes = {"max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": max_num_seqs}
@@ -68,7 +68,7 @@ def scheduled(
         # Without captured graphs a bucket would only add padding.
         system = laps(instance.step_model, replace(config, graphs="cheapest" if instance.captured else "none"))
     elif name == "on-time":
-        on_time_config = given_to(OnTimeConfig(slo_s=slo_s, max_num_seqs=max_num_seqs), dict(own))
+        on_time_config = given_to(OnTimeConfig(slo_s=slo_s, max_num_seqs=max_num_seqs), dict(options))
         system = on_time(instance.step_model, on_time_config, graphs="none")
     else:
         defaults = scaled(ReserveConfig, length_scale=1.0, time_scale=time_scale)

@@ -53,13 +53,13 @@ def rewriting(path: Path) -> Iterator[Path]:
         yield temporary
 
 
-def keep_mode(before: Path, after: Path) -> None:
-    """Gives ``after`` the mode of ``before``, which it replaces, and its owner if permitted. Does nothing if ``before`` is absent."""
+def keep_mode(old: Path, new: Path) -> None:
+    """Gives ``new`` the mode of ``old``, which it replaces, and its owner if permitted. Does nothing if ``old`` is absent."""
     with suppress(FileNotFoundError):
-        status = before.stat()
+        status = old.stat()
         with suppress(PermissionError):
-            os.chown(after, status.st_uid, status.st_gid)
-        after.chmod(stat.S_IMODE(status.st_mode))
+            os.chown(new, status.st_uid, status.st_gid)
+        new.chmod(stat.S_IMODE(status.st_mode))
 
 
 def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
@@ -114,10 +114,10 @@ def is_file(text: str) -> bool:
     return False
 
 
-def writable_file(name: str, path: Path, *beside: Path) -> Path:
+def writable_file(name: str, path: Path, *others: Path) -> Path:
     """Return the real path of a file that a user named, with links followed. It may be absent; its folder is created. Raises UserError for
     a folder, a device, a pipe or a socket. Also for a read-only file (even for root), for the file that the command prints to, and for one
-    of ``beside``, which the command reads."""
+    of ``others``, which the command reads."""
     target = Path(os.path.realpath(path))
     text = f"{name}={str(path)!r}"
     try:
@@ -135,16 +135,16 @@ def writable_file(name: str, path: Path, *beside: Path) -> Path:
         bool(status.st_mode & 0o222) and os.access(target, os.W_OK),
         f"{text} is read-only: make it writable (chmod u+w), or give another file",
     )
-    used = next((source for source in beside if is_file(str(source)) and source.samefile(target)), None)
+    used = next((source for source in others if is_file(str(source)) and source.samefile(target)), None)
     require(used is None, f"{text} would take the place of {str(used)!r}, which the command reads: give another file")
     writable_folder(name, target.parent)
     return target
 
 
-def _is_printed_to(found: os.stat_result) -> bool:
+def _is_printed_to(status: os.stat_result) -> bool:
     for stream in (1, 2):
         with suppress(OSError):
-            if os.path.samestat(found, os.fstat(stream)):
+            if os.path.samestat(status, os.fstat(stream)):
                 return True
     return False
 
@@ -203,7 +203,7 @@ T = TypeVar("T")
 _KEPT: list[Any] = []
 
 
-def kept(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
+def file_cache(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Like ``lru_cache``, but ``forget`` empties it."""
 
     def keep(read: Callable[..., T]) -> Callable[..., T]:
@@ -215,7 +215,7 @@ def kept(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
 
 def forget() -> None:
-    """Empties all caches of ``kept``, because files may have changed between two calls from Python."""
+    """Empties all caches of ``file_cache``, because files may have changed between two calls from Python."""
     for cache in _KEPT:
         cache.cache_clear()
 

@@ -77,16 +77,16 @@ def _token_ids(text: str) -> tuple[int, ...]:
 
 
 def check_prompt(
-    prompt_ids: Sequence[int], length: int, most: int, vocabulary: int, *, asked_as: str = "max_tokens", block: int = 1
+    prompt_ids: Sequence[int], length: int, max_len: int, vocabulary: int, *, option: str = "max_tokens", block: int = 1
 ) -> None:
-    """Raise UserError for a prompt that does not fit a model of ``most`` tokens, in whole blocks of ``block``. ``asked_as`` is the user's
+    """Raise UserError for a prompt that does not fit a model of ``max_len`` tokens, in whole blocks of ``block``. ``option`` is the user's
     name for the length of the answer."""
     require(len(prompt_ids) > 0, "prompt has no token: give some text")
     total = -(-(len(prompt_ids) + length) // block) * block
     blocks = "" if block == 1 else f"{total} tokens in whole blocks of {block}, "
     require(
-        total <= most,
-        f"prompt of {len(prompt_ids)} tokens and {asked_as}={length} make {blocks}more than max_model_len={most}: shorten "
+        total <= max_len,
+        f"prompt of {len(prompt_ids)} tokens and {option}={length} make {blocks}more than max_model_len={max_len}: shorten "
         f"the prompt or ask for fewer tokens",
     )
     wrong = next((i for i in prompt_ids if not 0 <= i < vocabulary), None)

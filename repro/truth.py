@@ -143,7 +143,7 @@ class Held:
         return {name: 100 * (self.predicted[name] / self.measured[name] - 1) for name in METRICS}
 
 
-def hold(folder: Path | None = None, advance: Callable[[], None] = lambda: None) -> list[Held]:
+def simulate_all(folder: Path | None = None, advance: Callable[[], None] = lambda: None) -> list[Held]:
     """Simulates every experiment of the folder. Raises UserError, before the first simulation, for a row that cannot be simulated."""
     folder = folder or MEASURED
     loads = {row["workload"]: row for row in _rows(folder, "workloads.csv")}
@@ -157,8 +157,8 @@ def hold(folder: Path | None = None, advance: Callable[[], None] = lambda: None)
             raise UserError(f"{folder / 'experiments.csv'}, exp={row['exp']!r}: {error}") from error
     held = []
     for row, cell in zip(rows, cells, strict=True):
-        num = _num_held(row["scope"], loads[row["workload"]]["stages_rate_x_seconds"])
-        held.append(_held(row, cell, num, is_fitted=_measured(row) in fitted))
+        num = _num_averaged(row["scope"], loads[row["workload"]]["stages_rate_x_seconds"])
+        held.append(_simulate(row, cell, num, is_fitted=_measured(row) in fitted))
         advance()
     return held
 
@@ -207,7 +207,7 @@ def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder
     }
     dense, mixture = PRECISIONS[row["precision"]]
     if dense != "bf16":
-        knobs["precision"] = mixture if _named(where, model).num_experts > 1 else dense
+        knobs["precision"] = mixture if _shape_named(where, model).num_experts > 1 else dense
     of_load = f"{folder / 'workloads.csv'}, workload={row['workload']!r}"
     for name in ("question_tokens", "system_prompt_tokens", "num_system_prompts", "output_tokens"):
         knobs[name] = _count(of_load, load, name.removeprefix("num_"))
@@ -218,7 +218,7 @@ def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder
         knobs["kv_tokens"] = 16 * _count(where, row, "kv_blocks_of_16")
     knobs["num_questions"] = _NUM_QUESTIONS
     stages = load["stages_rate_x_seconds"]
-    num, (rate, length_s) = _num_held(row["scope"], stages), stages_of(stages)[0]
+    num, (rate, length_s) = _num_averaged(row["scope"], stages), stages_of(stages)[0]
     if num is not None:
         require(
             rate * length_s >= _NUM_FIRST,
@@ -236,7 +236,7 @@ def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder
     )
 
 
-def _num_held(scope: str, stages: str) -> int | None:
+def _num_averaged(scope: str, stages: str) -> int | None:
     """Number of first requests that a row's times average; None: all. With several stages, only the first stage's share counts."""
     if scope == "all":
         return None
@@ -257,8 +257,8 @@ class Checkpoint(NamedTuple):
     @staticmethod
     def of(name: str) -> "Checkpoint":
         """The checkpoint as listed, or else our shape with the same name."""
-        if name in _listed():
-            return _listed()[name]
+        if name in _listed_checkpoints():
+            return _listed_checkpoints()[name]
         parts = name.rpartition("/")[2].lower().split("-")
         bare_name = "-".join(part for part in parts if part not in _OF_NO_SIZE)
         names = {shape.name.lower(): shape.name for shape in CATALOGUE}
@@ -266,7 +266,7 @@ class Checkpoint(NamedTuple):
 
 
 @cache
-def _listed() -> Mapping[str, Checkpoint]:
+def _listed_checkpoints() -> Mapping[str, Checkpoint]:
     rows = _rows(MEASURED, "models.csv")
     return {
         row["checkpoint"]: Checkpoint(row["model"], bool(row["cuts_draws"]), float(row["tokens_per_text"] or 1))
@@ -274,7 +274,7 @@ def _listed() -> Mapping[str, Checkpoint]:
     }
 
 
-def _named(where: str, model: str) -> ModelShape:
+def _shape_named(where: str, model: str) -> ModelShape:
     try:
         return shape_named(model)
     except UserError as error:
@@ -304,7 +304,7 @@ def _count(where: str, row: Mapping[str, str], name: str) -> int:
     return int(value)
 
 
-def _held(row: Mapping[str, str], cell: Cell, num: int | None, *, is_fitted: bool) -> Held:
+def _simulate(row: Mapping[str, str], cell: Cell, num: int | None, *, is_fitted: bool) -> Held:
     runs = [_times(cell.with_seed(seed), num) for seed in range(1 if num is None else _SEEDS)]
     predicted = {name: fmean(run[name] for run in runs) for name in METRICS}
     predicted["itl_mean"] *= Checkpoint.of(row["model"]).tokens_per_text
@@ -404,14 +404,14 @@ def _forwards(row: Mapping[str, str]) -> Iterator[tuple[float, ModelShape, StepW
             yield 1, shape, _packed(1, canvas, seen, 0.5)
 
 
-def _packed(requests: int, rows: int, seen: int, share: float, heads: int = 0) -> StepWork:
-    """The work if the ``rows`` of each request attend to ``seen`` cached tokens and to a ``share`` of each other."""
+def _packed(requests: int, rows: int, num_cached: int, share: float, heads: int = 0) -> StepWork:
+    """The work if the ``rows`` of each request attend to ``num_cached`` cached tokens and to a ``share`` of each other."""
     return StepWork(
         query_rows=requests * rows,
-        attention_pairs=round(requests * rows * (seen + share * rows)),
+        attention_pairs=round(requests * rows * (num_cached + share * rows)),
         logit_rows=heads * requests * rows,
         logit_chunks=max(1, heads),
-        kv_read_rows=requests * (seen + rows),
+        kv_read_rows=requests * (num_cached + rows),
         kv_written_rows=requests * rows,
         num_sequences=requests,
     )
@@ -459,12 +459,12 @@ class Stated:
         return "can be" if self.of_kernels <= _NEAR else "not by these kernels"
 
 
-def stated() -> list[Stated]:
+def stated_claims() -> list[Stated]:
     """Every committed claim. We fitted nothing to these claims."""
-    return [_stated(row) for row in _rows(MEASURED, "claims.csv")]
+    return [_parse_stated(row) for row in _rows(MEASURED, "claims.csv")]
 
 
-def _stated(row: Mapping[str, str]) -> Stated:
+def _parse_stated(row: Mapping[str, str]) -> Stated:
     card, forwards = gpu(row["gpu"]), [forward for forward in _forwards(row) if forward[2].query_rows]
     # FP8 arithmetic is twice as fast.
     fastest = card if row["precision"] == "bf16" else replace(card, bf16_tflops=2 * card.bf16_tflops)

@@ -288,14 +288,14 @@ TRUTH = "truth"
 
 
 def _hold(folder: Path | None, out: Path, *, json: bool) -> None:
-    from repro.truth import METRICS, by_group, hold, peers, save, stated
+    from repro.truth import METRICS, by_group, peers, save, simulate_all, stated_claims
 
     writable_folder("out_dir", out)
     peer_groups = peers(folder)
     with counting("simulating measured experiments:") as advance:
-        experiments = hold(folder, advance)
+        experiments = simulate_all(folder, advance)
     groups = {**by_group(experiments), **peer_groups}
-    claims = stated() if folder is None else []
+    claims = stated_claims() if folder is None else []
     files = save(experiments, groups, claims, out)
     if json:
         rows = [

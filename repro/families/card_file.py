@@ -29,7 +29,7 @@ from repro.families.platforms import (
     paper_objectives,
     platform,
 )
-from repro.files import kept, one_line, read_yaml, unreadable_yaml
+from repro.files import file_cache, one_line, read_yaml, unreadable_yaml
 
 Amount = Annotated[float, Range(above=0, most=1e9)]
 _DLLM_MODEL = "llada-8b"
@@ -88,7 +88,7 @@ def card_of(path: Path) -> tuple[Card, str]:
         raise UserError(f"platform={str(path)!r}: {error}") from None
 
 
-@kept(maxsize=64)
+@file_cache(maxsize=64)
 def _read(path: Path, shown_path: str) -> Platform:
     try:
         parsed = _card_file(path)

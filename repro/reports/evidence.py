@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from repro.families.platforms import platform as platform_of
-from repro.files import kept
+from repro.files import file_cache
 from repro.reports.claims import Finding
 from repro.reports.figures import Figure, FigureEntry, Knobs, View, default_reading
 from repro.runs.cell import Cell
@@ -48,7 +48,7 @@ def sources(
     ]
 
 
-@kept(maxsize=64)
+@file_cache(maxsize=64)
 def _source(entry: FigureEntry, platform: str, charged: Knobs) -> FigureSource:
     figure, where = entry.load(), platform_of(platform)
     view = View(platform=where, reading=default_reading(where), num_runs=figure.num_runs)

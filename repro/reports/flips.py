@@ -14,7 +14,7 @@ import yaml
 
 from engines.errors import UserError, require
 from engines.knobs import knobs_of
-from repro.files import kept, replace_text
+from repro.files import file_cache, replace_text
 from repro.paths import LOCAL_FIGURES, PAPER
 from repro.reports.claims import COMPARED, Flip, FlipKind, Verdict, judge_all
 from repro.reports.claims_file import flips_csv, flips_path
@@ -33,7 +33,7 @@ Drawn = Sequence[tuple[FigureSource, Sequence[StoredRun]]]
 """Figures, each with the runs of its cells."""
 
 
-@kept(maxsize=1)
+@file_cache(maxsize=1)
 def spec() -> dict[str, Any]:
     """The content of ``flips.yaml``: the readings, and the size of each paper's figures."""
     content: dict[str, Any] = yaml.safe_load((PAPER / "flips.yaml").read_text(encoding="utf-8"))
@@ -72,7 +72,7 @@ class SettingChange:
         return changed if _is_accepted(changed.with_seed(0)) else cell
 
 
-@kept(maxsize=4096)
+@file_cache(maxsize=4096)
 def _is_accepted(cell: Cell) -> bool:
     try:
         prepare(cell)

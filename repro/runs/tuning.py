@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from engines.errors import UserError, require
 from engines.knobs import check_value
-from repro.files import kept
+from repro.files import file_cache
 from repro.runs.cell import Cell
 from repro.runs.family import Score
 from repro.runs.record import Obtained, OnProgress, RunRecord
@@ -233,7 +233,7 @@ def search_text(cell: Cell) -> str:
     return f"{cell.system}: a search of {num} settings, about {trials} trials and {seconds:.0f} s"
 
 
-@kept(maxsize=1024)
+@file_cache(maxsize=1024)
 def search_result(cell: Cell) -> SearchResult:
     """The best setting of a cell, whatever its seed."""
     system = SYSTEMS.get(cell.system)

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from engines.errors import UserError, require
-from repro.files import kept
+from repro.files import file_cache
 from repro.runs.cell import WORKLOAD, Cell
 from repro.tasks.task import Task, TaskEntry, TaskOptions
 
@@ -60,7 +60,7 @@ def load_task(name: str, options: TaskOptions) -> Task | None:
     return entry.load(options)
 
 
-_load = kept(maxsize=4)(load_task)
+_load = file_cache(maxsize=4)(load_task)
 """Loads a task, which we keep for all cells of a sweep."""
 
 

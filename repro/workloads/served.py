@@ -15,7 +15,7 @@ from engines.cluster.sessions import Prefix, PrefixNames
 from engines.errors import UserError, require
 from engines.knobs import Checked, Knob, Range, knobs_of
 from engines.policies.own import Kind, Plugin, own_knobs
-from repro.files import kept
+from repro.files import file_cache
 from repro.workloads.card import Origin
 from repro.workloads.draws import ArrivalConfig, Floats, arrival_times, shuffled
 from repro.workloads.knobs import RequestKnobs, TraceKnobs, UntoldAnswers, named_after, place_of
@@ -134,7 +134,7 @@ def _common_prefix(prefix: object, rounds: Sequence[RecordedRound], location: st
     )
 
 
-@kept(maxsize=16)
+@file_cache(maxsize=16)
 def _draw_trace(workload: OwnWorkload, seed: int) -> Trace:
     sessions = workload.yielded(seed)
     require(

@@ -35,7 +35,7 @@ import numpy as np
 from engines.cluster.sessions import Prefix, PrefixNames
 from engines.errors import UserError, require
 from engines.machine import without_collection
-from repro.files import kept
+from repro.files import file_cache
 from repro.workloads.card import Origin, file_digest
 from repro.workloads.columns import PER_SECOND, TIMES, Columns, columns_of
 from repro.workloads.draws import Floats, Ints
@@ -86,7 +86,7 @@ _NAMED_ROWS = 200
 
 
 # We keep all rows, and the garbage collector would scan them again and again.
-@kept(maxsize=8)
+@file_cache(maxsize=8)
 @without_collection()
 def read_trace(file: TraceFile) -> Trace:
     """Read a file. Raises UserError if it is no table of requests or sessions, or if its times cannot be in the assumed unit."""

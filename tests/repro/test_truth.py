@@ -78,7 +78,7 @@ def test_errors_are_of_what_was_measured(tmp_path):
 @pytest.mark.parametrize("scope", ["all", "first 300"])
 def test_a_client_divides_by_the_tokens_of_the_text(tmp_path, scope):
     row = {**ROW, "scope": scope}
-    listed, other = truth.hold(folder(tmp_path, row, {**row, "model": "Llama-3.1-8B"}))
+    listed, other = truth.simulate_all(folder(tmp_path, row, {**row, "model": "Llama-3.1-8B"}))
     gap = listed.predicted["itl_mean"] / truth.Checkpoint.of(ROW["model"]).tokens_per_text
     assert gap < listed.predicted["itl_mean"]
     for each, between in ((listed, gap), (other, other.predicted["itl_mean"])):
@@ -168,7 +168,7 @@ def test_rows_that_cannot_be_held_are_refused(tmp_path, case):
     if case == "no file":
         (measured / "experiments.csv").unlink()
     with refuses(field):
-        truth.hold(measured)
+        truth.simulate_all(measured)
 
 
 def test_committed_errors_are_those_of_today(tmp_path):
@@ -179,7 +179,7 @@ def test_committed_errors_are_those_of_today(tmp_path):
     loads = {row["workload"]: row for row in truth._rows(truth.MEASURED, "workloads.csv")}
     for row in few:
         load = loads[row["workload"]]
-        (held,) = truth.hold(folder(tmp_path, row, load=load))
+        (held,) = truth.simulate_all(folder(tmp_path, row, load=load))
         assert {name: f"{held.predicted[name]:.5g}" for name in truth.METRICS} == {
             name: stored[row["exp"]][f"{name}_predicted_ms"] for name in truth.METRICS
         }
@@ -189,13 +189,13 @@ def test_committed_errors_are_those_of_today(tmp_path):
 def test_files_without_rows_are_refused(tmp_path, text):
     (folder(tmp_path, ROW) / "experiments.csv").write_bytes(text)
     with refuses("experiments.csv"):
-        truth.hold(tmp_path)
+        truth.simulate_all(tmp_path)
 
 
 def test_rows_are_refused_before_any_is_simulated(tmp_path, monkeypatch):
-    monkeypatch.setattr(truth, "_held", None)
+    monkeypatch.setattr(truth, "_simulate", None)
     with refuses("exp='b': model"):
-        truth.hold(folder(tmp_path, ROW, {**ROW, "exp": "b", "model": "who/knows"}))
+        truth.simulate_all(folder(tmp_path, ROW, {**ROW, "exp": "b", "model": "who/knows"}))
 
 
 def test_errors_of_other_simulators_are_numbers(tmp_path):
@@ -206,12 +206,12 @@ def test_errors_of_other_simulators_are_numbers(tmp_path):
 
 def test_committed_claims_are_judged_as_today():
     stored = (truth.MEASURED / "stated.csv").read_text()
-    assert pd.DataFrame([each.shown for each in truth.stated()]).to_csv(index=False) == stored
+    assert pd.DataFrame([each.shown for each in truth.stated_claims()]).to_csv(index=False) == stored
 
 
 def test_claims_are_held_with_the_committed_experiments_alone(tmp_path, monkeypatch):
-    held = truth.hold(folder(tmp_path, ROW))
-    monkeypatch.setattr(truth, "hold", lambda *_: held)
+    held = truth.simulate_all(folder(tmp_path, ROW))
+    monkeypatch.setattr(truth, "simulate_all", lambda *_: held)
     own, usual = tmp_path / "own", tmp_path / "usual"
     shown = json.loads(repro("reproduce truth --json --measured", tmp_path, "--out-dir", own).out)
     assert shown["stated"] == []
@@ -229,7 +229,7 @@ def claim(name):
 def test_a_claim_cannot_be_faster_than_the_card(name, faster):
     """Times are faster where they are shorter."""
     row = claim(name)
-    found = truth._stated(row)
+    found = truth._parse_stated(row)
     kernels = max(found.kernels.values()) if faster > 0 else min(found.kernels.values())
     for value, verdict in (
         (found.datasheet * 1.01**faster, "cannot be"),
@@ -238,7 +238,7 @@ def test_a_claim_cannot_be_faster_than_the_card(name, faster):
         (kernels * 1.14**faster, "can be"),
         (kernels * 0.5**faster, "can be"),
     ):
-        assert truth._stated({**row, "value": str(value)}).verdict == verdict
+        assert truth._parse_stated({**row, "value": str(value)}).verdict == verdict
 
 
 def test_a_claim_on_llada_takes_the_steps_of_the_plain_sampler(tmp_path):
@@ -248,7 +248,7 @@ def test_a_claim_on_llada_takes_the_steps_of_the_plain_sampler(tmp_path):
         ).out
     )["runs"][0]
     row = {**claim("LLaDA on GSM8K, 256 steps"), "gpus": "1", "answers": "1", "unit": "ms"}
-    found = truth._stated({**row, "prompt": f"{run['mean_prompt_tokens']:.0f}"})
+    found = truth._parse_stated({**row, "prompt": f"{run['mean_prompt_tokens']:.0f}"})
     # The sampler also copies logits.
     assert found.kernels["vllm"] == pytest.approx(1e3 * run["summary"]["busy_s"], rel=0.01)
 

@@ -22,7 +22,7 @@ from engines.policies.views import NO_OBJECTIVE_S, Slo
 from repro.families.cluster.system import autoregressive_shape, in_precision
 from repro.families.cost import CostKnobs, fit_of, fitted_to
 from repro.families.platforms import ArPart, Platform, platform
-from repro.files import kept
+from repro.files import file_cache
 from repro.runs.cell import Cell
 from repro.workloads.draws import ArrivalConfig, arrivals_of
 from repro.workloads.knobs import Rate, TraceKnobs, UntoldAnswers
@@ -198,7 +198,7 @@ def performance_of(hardware: Hardware, num_gpus: int, context: int) -> Performan
     return profile_hardware(hardware, num_gpus=num_gpus, decode_context=context)
 
 
-_kept_sessions = kept(maxsize=512)(build_sessions)
+_kept_sessions = file_cache(maxsize=512)(build_sessions)
 
 
 def sessions_of(config: SessionWorkloadConfig) -> SessionWorkload:
@@ -210,7 +210,7 @@ def sessions_of(config: SessionWorkloadConfig) -> SessionWorkload:
     return _kept_sessions(config)
 
 
-@kept(maxsize=512)
+@file_cache(maxsize=512)
 def profiled_context(config: SessionWorkloadConfig) -> int:
     """The context, in tokens, at which we profile decoding: halfway through a session of mean length."""
     if config.meets_totals:

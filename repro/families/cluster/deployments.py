@@ -6,7 +6,7 @@ from engines.ampd.planner import Plan, PlanningWorkload, coefficients, plan, sol
 from engines.cluster.hardware import Deployment, Pool, replications
 from engines.errors import UserError, require
 from repro.families.cluster.ampd_settings import Ground
-from repro.files import kept
+from repro.files import file_cache
 
 PLANNER, SEARCH = "planner", "search"
 _POOLS = re.compile(r"TP[1-9]\d*x[1-9]\d*(?:\+TP[1-9]\d*x[1-9]\d*)*")
@@ -30,7 +30,7 @@ def parse_deployment(text: str) -> Deployment:
     return Deployment(decode=pools.get("D") or pools[""], prefill=pools.get("P", ()))
 
 
-@kept(maxsize=256)
+@file_cache(maxsize=256)
 def best_plans(ground: Ground, rate: float, top: int = 1) -> tuple[Plan, ...]:
     """The ``top`` plans of AMPD's planner for sessions at ``rate`` (AMPD §5), best first."""
     degrees = ground.hardware.degrees(min_kv_tokens=ground.sampled().longest_tokens)
@@ -47,7 +47,7 @@ def _require_plans(plans: tuple[Plan, ...], ground: Ground) -> tuple[Plan, ...]:
     return plans
 
 
-@kept(maxsize=256)
+@file_cache(maxsize=256)
 def splits(ground: Ground, limit: int) -> tuple[Deployment, ...]:
     """The ``limit`` prefill/decode splits whose worse phase is least by closed forms, always including the even split if there is one."""
     rate = ground.workload.arrivals.rate or 1e3

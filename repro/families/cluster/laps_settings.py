@@ -21,7 +21,7 @@ from engines.policies.own import Plugin
 from engines.policies.views import Bucket, Rung, StepTimes
 from repro.families.cost import CostKnobs, fit_of
 from repro.families.platforms import Platform, PrefillPart
-from repro.files import kept
+from repro.files import file_cache
 from repro.runs.cell import Cell
 from repro.workloads.conversations import (
     LONG,
@@ -331,11 +331,11 @@ class PrefillWorkload:
         )
 
 
-_conversations = kept(maxsize=256)(draw_conversations)
+_conversations = file_cache(maxsize=256)(draw_conversations)
 """Draws conversations, which we keep so that runs with other rates or clients share them."""
 
 
-@kept(maxsize=256)
+@file_cache(maxsize=256)
 def draw_workload(config: PrefillWorkloadConfig) -> PrefillWorkload:
     """The workload of these settings, which all systems of a comparison share."""
     streams = []

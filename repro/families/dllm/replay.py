@@ -26,7 +26,7 @@ from engines.models.checkpoint import PUBLISHED_CONFIGS, config_of
 from engines.models.shape import ModelShape, model_shape
 from repro.families.dllm.record import BLOCKS, DLLM, STEPS
 from repro.families.dllm.system import dllm_system
-from repro.files import kept
+from repro.files import file_cache
 from repro.paths import COMMITTED
 from repro.runs.cell import BASIS, COMPARISON, Cell
 from repro.runs.record import REQUESTS
@@ -125,7 +125,7 @@ class Recorded:
         return replay
 
 
-@kept(maxsize=4)
+@file_cache(maxsize=4)
 def recorded(file: str) -> Recorded:
     """The run of a file, if a simulation can follow it. Raises UserError if the run does not record how a model decided its steps."""
     run = measured_run(file, "replay")
@@ -141,7 +141,7 @@ def recorded(file: str) -> Recorded:
     return run
 
 
-@kept(maxsize=4)
+@file_cache(maxsize=4)
 def measured_run(file: str, purpose: str = "measured") -> Recorded:
     """The run of a file. If the path does not exist, we look for it below the committed results."""
     path = Path(file) if Path(file).exists() else COMMITTED / file

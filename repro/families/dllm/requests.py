@@ -13,7 +13,7 @@ from engines.errors import UserError, require
 from engines.models.checkpoint import TINY_DIR, checkpoint_dir, config_of
 from repro.families.dllm.record import graded
 from repro.families.dllm.settings import DllmSettings
-from repro.files import kept
+from repro.files import file_cache
 from repro.runs.cell import Cell
 from repro.runs.record import RunRecord
 from repro.tasks.registry import TASKS, TaskOptions, task_of_cell
@@ -97,11 +97,11 @@ def traced_requests(
     )
 
 
-_workload_of = kept(maxsize=64)(build_workload)
+_workload_of = file_cache(maxsize=64)(build_workload)
 """Builds a workload, which we keep so that all systems of a comparison serve the same requests."""
 
 
-@kept(maxsize=2)
+@file_cache(maxsize=2)
 def _encode(model: str) -> Callable[[str], list[int]]:
     """A cached encoding, because cells that differ only in their rate, for example, ask the same texts."""
     from engines.models.tokenizer import load_tokenizer
@@ -203,7 +203,7 @@ def _why_not_graded(cell: Cell) -> str:
     return f"its problems are not here: set {DATA_DIR_VARIABLE} to a folder that has them, or use --dataset-source hub"
 
 
-@kept(maxsize=2)
+@file_cache(maxsize=2)
 def _tokenizer(model: str) -> "TextTokenizer":
     from engines.models.tokenizer import load_tokenizer
 

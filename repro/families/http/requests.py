@@ -17,7 +17,7 @@ from engines.knobs import resolve as resolve_knobs
 from engines.models.checkpoint import TINY_DIR, checkpoint_dir
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from repro.families.http.endpoint import EXTRA_HEADERS, Endpoint
-from repro.files import kept
+from repro.files import file_cache
 from repro.runs.cell import Cell
 from repro.runs.family import SYNONYMS
 from repro.runs.http_driver import Ask, Reply
@@ -243,7 +243,7 @@ def prompt_bounds(ask: Ask) -> tuple[int, int]:
     return max(1, fewest), sum(len(text.encode()) for text in texts) + room
 
 
-@kept(maxsize=2)
+@file_cache(maxsize=2)
 def tokenizer_of(name: str) -> TextTokenizer:
     """The tokenizer of any checkpoint. It needs no mask token, because autoregressive models have none."""
     folder = TINY_DIR if name == "tiny" else checkpoint_dir(name, weights=False)
