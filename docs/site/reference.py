@@ -10,14 +10,14 @@ from pages import MADE, Page, Section
 from typer.main import get_command
 
 from repro.cli.list_command import KnobEntry, entries_of
-from repro.cli.main import GROUPS, app, examples_of, released
+from repro.cli.main import GROUPS, app, examples_of, with_plain_hyphens
 from repro.runs.family import Family
 from repro.runs.system import SYSTEMS
 
 
 def cell(text: object) -> str:
     """As a cell of a table; what stands in double backticks is code."""
-    parts = re.split(r"``(.+?)``", " ".join(released(str(text)).split()))
+    parts = re.split(r"``(.+?)``", " ".join(with_plain_hyphens(str(text)).split()))
     return "".join(
         code(part) if place % 2 else re.sub(r"([\\|*_<>\[\]`$])", r"\\\1", part) for place, part in enumerate(parts)
     )
@@ -25,7 +25,7 @@ def cell(text: object) -> str:
 
 def code(text: object) -> str:
     """Empty if there is none."""
-    told = " ".join(released(str(text)).split())
+    told = " ".join(with_plain_hyphens(str(text)).split())
     return f"`{told}`" if told else ""
 
 

@@ -12,7 +12,7 @@ from repro.cli import options as opt
 from repro.cli.output import number, print_json, print_table, ratio, say
 from repro.cli.plots import check_plot, save_plot
 from repro.cli.run_table import lengths_json, lengths_line, provenance_of
-from repro.cli.sweep import held_alike, require_alike, run_sweep, say_what_ran, say_what_runs, sweep_of
+from repro.cli.sweep import require_alike, run_sweep, say_what_ran, say_what_runs, sweep_of, with_common_search
 from repro.families.platforms import DllmPart, Platform, PrefillPart
 from repro.families.platforms import platform as platform_of
 from repro.files import read_yaml
@@ -67,8 +67,8 @@ class AblationOptions(Checked):
             for name, _, knobs in policies
         ]
 
-    def rate(self, usual: float) -> float | None:
-        return usual if self.request_rate is None else opt.parse_rate(self.request_rate)
+    def rate(self, default: float) -> float | None:
+        return default if self.request_rate is None else opt.parse_rate(self.request_rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,14 +126,14 @@ def ablate(
     """Compare throughput, latency, memory, concurrency and accuracy with one component on and off."""
     from repro.reports.ablation import system_of
 
-    model = opt.given(model=options.model)
+    model = opt.given_options(model=options.model)
     study = STUDIES[system_of(options.component)](options, model | opt.parse_knobs(knob or (), model))
     opened, store = placement.opened(), stored.store
     if plot is not None:
         check_plot(plot)
     with opened as pool:
         varied = dict.fromkeys(name for _, variant in study.cells for name, _ in variant.knobs)
-        cells = held_alike([cell for cells in study.cells.values() for cell in cells], [*varied])
+        cells = with_common_search([cell for cells in study.cells.values() for cell in cells], [*varied])
         sweep = sweep_of(cells, store, force=stored.force, pool=pool)
         say_what_runs(sweep)
         outcomes = run_sweep(sweep, jobs=placement.jobs)
@@ -179,20 +179,20 @@ def _print(study: Study, title: str, rows: Sequence[Row], runs: Runs) -> None:
             say(f"{row['variant']}: {row['reasons'][0]}")
 
 
-def difference(low: float | None, high: float | None, at: float, words: Sequence[str]) -> str | None:
-    """The word for an interval below ``at`` (``words[0]``) or above it (``words[1]``), where ``at`` means no difference. None without an
+def difference(low: float | None, high: float | None, neutral: float, words: Sequence[str]) -> str | None:
+    """The word for an interval below ``neutral`` (``words[0]``) or above it (``words[1]``), where ``neutral`` means no difference. None without an
     interval."""
     if low is None or high is None:
         return None
-    return words[0] if high < at else words[1] if low > at else "no difference shown"
+    return words[0] if high < neutral else words[1] if low > neutral else "no difference shown"
 
 
 def _difference_text(row: Row) -> str:
     return "-" if row["against"] is None else row["difference"] or "one repeat"
 
 
-def _paired_notes(rows: Sequence[Row], what: str, at: int = 0) -> Iterator[str]:
-    """Yield how variants were compared with the first: ``what`` names the column, and ``at`` is its value if nothing differs."""
+def _paired_notes(rows: Sequence[Row], column: str, neutral: int = 0) -> Iterator[str]:
+    """Yield how variants were compared with the first: ``column`` names the column, and ``neutral`` is its value if nothing differs."""
     repeats = max(row["num_runs"] for row in rows)
     if repeats < 2:
         yield "one repeat has no interval, and says little of what another seed would give: add --num-runs 5"
@@ -200,7 +200,7 @@ def _paired_notes(rows: Sequence[Row], what: str, at: int = 0) -> Iterator[str]:
     first = ", ".join(dict.fromkeys(row["against"] for row in rows if row["against"] is not None))
     if first:
         yield (
-            f"{what}: against {first}, paired by seed, with 95 % intervals over {repeats} repeats; an interval that holds {at} "
+            f"{column}: against {first}, paired by seed, with 95 % intervals over {repeats} repeats; an interval that holds {neutral} "
             "shows no difference"
         )
 
@@ -264,8 +264,8 @@ class PairedShare(NamedTuple):
         return row | {name: runs[0].facts[name] for name in self.facts}
 
     def columns(self) -> Columns:
-        def text(each: Number) -> Callable[[Row], str]:
-            return lambda row: number(row[each.name], each.digits, scale=each.scale)
+        def text(column: Number) -> Callable[[Row], str]:
+            return lambda row: number(row[column.name], column.digits, scale=column.scale)
 
         return {
             self.title: lambda row: number(row[self.metric], scale=100, half_width=row["half_width"]),
@@ -275,12 +275,12 @@ class PairedShare(NamedTuple):
         }
 
 
-def _share(system: str) -> PairedShare:
+def _paired_share(system: str) -> PairedShare:
     settings = read_yaml(Path(__file__).with_suffix(".yaml"))[system]
     return PairedShare(**settings | {"numbers": [Number(**row) for row in settings["numbers"]]})
 
 
-AMPD, LAPS = map(_share, ("ampd", "laps"))
+AMPD, LAPS = map(_paired_share, ("ampd", "laps"))
 
 
 def _ampd_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
@@ -298,7 +298,7 @@ def _paired_study(
     share: PairedShare,
     options: AblationOptions,
     knobs: Mapping[str, Any],
-    where: Platform,
+    platform: Platform,
     title: str,
     datasets: Sequence[str],
     at_once: str,
@@ -311,9 +311,9 @@ def _paired_study(
     seeds, names = range(options.num_runs or 10), options.dataset or datasets
     rate = options.rate(share.rate)
     return Study(
-        platform=where,
+        platform=platform,
         title=title,
-        cells=paired_cells(options.component, where, names, rate, seeds, knobs, options.own_variants()),
+        cells=paired_cells(options.component, platform, names, rate, seeds, knobs, options.own_variants()),
         dataset=share.dataset,
         said=at_once if rate is None else f"{rate:g} {share.unit}{'' if rate == 1 else 's'}/s",
         about={"rate": rate},
@@ -333,11 +333,11 @@ MEASURED_RUNS = 5
 """Default repeats. With 3 repeats, an interval is 2.5 times as wide as the spread of ratios (t = 4.3); with 5 repeats, 1.2 times."""
 WORDS = ("slower", "faster")
 DLLM_COLUMNS: Columns = {
-    "tok/s": lambda row: _speed(row),
-    "relative": lambda row: _ratio(row, "relative"),
+    "tok/s": lambda row: _speed_text(row),
+    "relative": lambda row: _ratio_text(row, "relative"),
     "difference": _difference_text,
     "tok/CPU s": lambda row: number(row["tokens_per_processor_s"]),
-    "relative, CPU s": lambda row: _ratio(row, "relative_processor"),
+    "relative, CPU s": lambda row: _ratio_text(row, "relative_processor"),
     "mean s": lambda row: number(row["mean_latency_s"], 2),
     "p99 s": lambda row: number(row["p99_latency_s"], 2),
     "running": lambda row: number(row["mean_running"]),
@@ -365,7 +365,7 @@ def _dllm_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
     if not has_baseline:
         options.refuse("reading", why=", which compares with no baseline")
     rate = options.rate(max(part.rates))
-    datasets = dict.fromkeys([*(options.dataset or part.num_requests), *_tasks(options, platform)])
+    datasets = dict.fromkeys([*(options.dataset or part.num_requests), *_graded_tasks(options, platform)])
     problems = NUM_PROBLEMS if options.limit is None else options.limit
     return Study(
         platform=platform,
@@ -415,13 +415,13 @@ def _check_varied(component: str, variants: "Sequence[Variant]", knobs: Mapping[
             )
 
 
-def _tasks(options: AblationOptions, where: Platform) -> Sequence[str]:
+def _graded_tasks(options: AblationOptions, platform: Platform) -> Sequence[str]:
     """Return the generated tasks if variants commit different tokens and are measured, else nothing."""
     from repro.reports.ablation import CHANGES_TOKENS
 
-    has_tasks = options.component in CHANGES_TOKENS and where.executor == "torch"
+    has_tasks = options.component in CHANGES_TOKENS and platform.executor == "torch"
     if not has_tasks:
-        options.refuse("limit", why=f" of platform={where.name!r}, where nothing is graded")
+        options.refuse("limit", why=f" of platform={platform.name!r}, where nothing is graded")
     return [entry.name for entry in TASKS.values() if entry.is_generated and has_tasks and options.limit != 0]
 
 
@@ -445,9 +445,9 @@ def _dllm_row(runs: Runs, base: Runs) -> Row:
         "throughput_tok_s": throughput.mean,
         "throughput_half_width": throughput.half_width,
         "throughput_by_seed": speeds,
-        **_against(speeds, first, "relative", "difference"),
+        **_relative_row(speeds, first, "relative", "difference"),
         "tokens_per_processor_s": mean_interval(list(per_processor_s.values())).mean,
-        **_against(per_processor_s, first_s, "relative_processor", "difference_processor"),
+        **_relative_row(per_processor_s, first_s, "relative_processor", "difference_processor"),
         "mean_latency_s": over_repeats(runs, "e2el_s", "mean").mean,
         "p99_latency_s": over_repeats(runs, "e2el_s", "p99").mean,
         "std_latency_s": over_repeats(runs, "e2el_s", "std").mean,
@@ -457,7 +457,7 @@ def _dllm_row(runs: Runs, base: Runs) -> Row:
     }
 
 
-def _against(ours: Mapping[int, float], first: Mapping[int, float], name: str, which: str) -> Row:
+def _relative_row(ours: Mapping[int, float], first: Mapping[int, float], name: str, difference_name: str) -> Row:
     """The ratio to the first variant, as the mean over pairs of equal seed, with its interval."""
     from repro.runs.statistics import paired_ratio
 
@@ -466,11 +466,11 @@ def _against(ours: Mapping[int, float], first: Mapping[int, float], name: str, w
         name: speedup.mean,
         f"{name}_low": speedup.low,
         f"{name}_high": speedup.high,
-        which: difference(speedup.low, speedup.high, 1, WORDS),
+        difference_name: difference(speedup.low, speedup.high, 1, WORDS),
     }
 
 
-def _speed(row: Row) -> str:
+def _speed_text(row: Row) -> str:
     """The mean speed with its interval. An interval that reaches 0 says nothing, so then we show the slowest and fastest repeat."""
     mean, half = row["throughput_tok_s"], row["throughput_half_width"]
     if half is None or half < mean:
@@ -479,7 +479,7 @@ def _speed(row: Row) -> str:
     return f"{number(mean)} ({number(min(speeds))} to {number(max(speeds))})"
 
 
-def _ratio(row: Row, name: str) -> str:
+def _ratio_text(row: Row, name: str) -> str:
     return "-" if row["against"] is None else ratio(row[name], row[f"{name}_low"], row[f"{name}_high"])
 
 

@@ -13,20 +13,20 @@ from engines.errors import UserError, require
 from engines.knobs import Checked, Needs, Range, knobs_of
 from engines.runtime.step_timer import STEP_PARTS
 from repro.cli import options as opt
-from repro.cli.options import Given, Knobs, engine_knobs, of_platform
+from repro.cli.options import Given, Knobs, engine_knobs, platform_defaults
 from repro.cli.output import number, percent, print_json, print_table, say
 from repro.cli.plots import check_plot, save_plot
 from repro.cli.run_table import by_setting, print_runs, rate_of, run_json
 from repro.cli.sweep import (
     check_regular,
     data_of,
-    held_alike,
     is_failure,
     readable,
     run_sweep,
     say_what_ran,
     say_what_runs,
     sweep_of,
+    with_common_search,
 )
 from repro.families.dllm.settings import default_profile_every
 from repro.families.platforms import DllmPart, Platform
@@ -65,7 +65,7 @@ KNOBS = Knobs(
     lambda: engine_knobs(OwnPolicies),
     several=True,
     without=("dataset_path", "profile_every", "num_fewshot", "chat", "allow_code_execution", "length_scale"),
-    usual=of_platform,
+    defaults=platform_defaults,
 )
 
 
@@ -89,7 +89,7 @@ class CellOptions:
     seed: opt.Seeds = None
 
     @property
-    def where(self) -> tuple[str, ...]:
+    def platform_names(self) -> tuple[str, ...]:
         return tuple(self.platform or (CPU,))
 
     def grid(self, options: Mapping[str, Any]) -> Grid:
@@ -97,7 +97,7 @@ class CellOptions:
         return Grid(
             system=tuple(self.system or ()),
             dataset=tuple(self.dataset_name or ()),
-            platform=self.where,
+            platform=self.platform_names,
             executor=tuple(self.executor or ()),
             rate=tuple(map(opt.parse_rate, self.request_rate or ["inf"])),
             seed=tuple(self.seed or (0,)),
@@ -126,14 +126,14 @@ class Profiled(Checked):
     """With --profile, take apart one step in this many. Choose a number prime to a block's steps, or it meets the same ones in each block
     [default: 7 on CUDA, else 1]."""
 
-    def knobs(self, device: str | None, where: Platform, executor: str | None) -> dict[str, int]:
+    def knobs(self, device: str | None, platform: Platform, executor: str | None) -> dict[str, int]:
         if not self.profile:
             return {}
         require(
-            (executor or where.executor) == "torch",
+            (executor or platform.executor) == "torch",
             "profile: a simulated step has no parts to take apart: leave --profile out, or use --executor torch",
         )
-        return {"profile_every": self.profile_every or default_profile_every(device or where.part(DllmPart).device)}
+        return {"profile_every": self.profile_every or default_profile_every(device or platform.part(DllmPart).device)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,11 +151,11 @@ class Audited:
                 f"audit compares numbers exactly, and executor={cell.executor!r} measures: use --executor roofline",
             )
             for name in options if cell.seed == cells[0].seed else ():
-                others[cell, name] = _without(cell, name)
+                others[cell, name] = _cell_without(cell, name)
         return others
 
 
-def _without(cell: Cell, name: str) -> Cell | str:
+def _cell_without(cell: Cell, name: str) -> Cell | str:
     from repro.runs.experiment import prepare
 
     value = cell.knob_values.get(name)
@@ -173,13 +173,13 @@ def _without(cell: Cell, name: str) -> Cell | str:
         return f"{NEEDED}: {error}"
 
 
-def _audit_rows(runs: "Sequence[StoredRun]", less: Mapping[tuple[Cell, str], Cell | str]) -> list[dict[str, str]]:
+def _audit_rows(runs: "Sequence[StoredRun]", reduced: Mapping[tuple[Cell, str], Cell | str]) -> list[dict[str, str]]:
     """Return a row, with the reason, for each option that changed no number in any of a system's cells."""
     from repro.runs.experiment import prepare
 
     summaries = {run.cell.key: run.summary for run in runs}
     reasons: dict[tuple[str, str], list[str]] = {}
-    for (cell, name), other in less.items():
+    for (cell, name), other in reduced.items():
         if isinstance(other, Cell):
             with_option, without_option = (summaries.get(run_cell.key) for run_cell in (prepare(cell).cell, other))
             other = "same numbers without it" if with_option is not None and with_option == without_option else NEEDED
@@ -203,7 +203,7 @@ def bench(
     *,
     cells: CellOptions,
     dataset_path: opt.DatasetPath = None,
-    given: Annotated[Given, KNOBS],
+    knobs: Annotated[Given, KNOBS],
     endpoint: EndpointOptions,
     knob: opt.KnobTexts = None,
     stored: opt.Stored,
@@ -214,13 +214,13 @@ def bench(
 ) -> None:
     """Run systems on a workload. The same command again continues, and reuses finished runs."""
     opened = placement.opened()
-    if endpoint.url is not None and cells.where == (CPU,):
+    if endpoint.url is not None and cells.platform_names == (CPU,):
         cells = replace(cells, platform=["endpoint"])
     if endpoint.url is not None and not cells.system:
         cells = replace(cells, system=["openai-http"])
-    platforms = [platform_of(name) for name in cells.where]
-    options = {**given, **opt.given(**asdict(endpoint)), **opt.of_data_file(dataset_path, given)}
-    options |= profiled.knobs(given.get("device"), platforms[0], next(iter(cells.executor or ()), None))
+    platforms = [platform_of(name) for name in cells.platform_names]
+    options = {**knobs, **opt.given_options(**asdict(endpoint)), **opt.data_file_knobs(dataset_path, knobs)}
+    options |= profiled.knobs(knobs.get("device"), platforms[0], next(iter(cells.executor or ()), None))
     options |= opt.parse_knobs(knob or (), options, several=True)
     grid = cells.grid(options)
     if output.plot is not None:
@@ -229,10 +229,10 @@ def bench(
     requested = grid.cells()
     reduced = audited.without_each(requested, options)
 
-    def show(every: "Sequence[StoredRun]") -> list[Path]:
+    def show(all_runs: "Sequence[StoredRun]") -> list[Path]:
         audit_keys = {cell.key for cell in reduced.values() if isinstance(cell, Cell)}
-        runs = [run for run in every if run.cell.key not in audit_keys] if reduced else every
-        _print_or_json(runs, grid.varied, _audit_rows(every, reduced) if audited.audit else None, json=output.json)
+        runs = [run for run in all_runs if run.cell.key not in audit_keys] if reduced else all_runs
+        _print_or_json(runs, grid.varied, _audit_rows(all_runs, reduced) if audited.audit else None, json=output.json)
         for run in runs if profiled.profile and not output.json else ():
             _print_profile(run)
         if output.plot is None:
@@ -302,7 +302,7 @@ def make_and_show(
     with opened as pool:
         with _readable_data(cells):
             if varied and not output.dry_run:
-                cells = held_alike(cells, varied)
+                cells = with_common_search(cells, varied)
             sweep = sweep_of(cells, store, force=stored.force, pool=pool)
         if output.dry_run:
             pool.check(sweep.experiments)

@@ -11,7 +11,7 @@ from engines.cost.kernels import FOLDER, Card, cards, digest_of, encoded, load_t
 from engines.cost.roofline import Calibration
 from engines.errors import UserError, require
 from repro.cli import options as opt
-from repro.cli.output import counting, print_json, print_table, say
+from repro.cli.output import print_json, print_table, progress_bar, say
 from repro.cli.plots import csv_of
 from repro.cli.sweep import check_regular, run_sweep
 from repro.families.card_file import card_of
@@ -126,7 +126,7 @@ def calibrate(*, options: CalibrateOptions, json: opt.Json = False) -> None:
         calibration = Calibration.load(CALIBRATION / f"{card}.json") if options.keep else _fit(protocol)
         save_calibration(calibration, CALIBRATION / f"{card}.json")
         load_calibration.cache_clear()
-        result = report(calibration, _judged(card, options.result_dir or LOCAL))
+        result = report(calibration, _judged_claims(card, options.result_dir or LOCAL))
         write_report(result)
     if json:
         print_json(result)
@@ -164,7 +164,7 @@ def _extract(card: str, *, write: bool, json: bool) -> None:
     say(f"{num_curves} curves; {'as committed' if is_same else 'not those that are committed'}")
 
 
-def _print_comparisons(found: Mapping[str, Any]) -> None:
+def _print_comparisons(result: Mapping[str, Any]) -> None:
     print_table(
         "Stated numbers and what the calibration gives",
         ("claim", "what", "stated", "ours", "error", "role", "verdict"),
@@ -172,16 +172,16 @@ def _print_comparisons(found: Mapping[str, Any]) -> None:
             (
                 row["claim"],
                 row["what"],
-                _text(row["expected"]),
-                _text(row["ours"]),
+                _number_text(row["expected"]),
+                _number_text(row["ours"]),
                 "-" if row["error_percent"] is None else f"{row['error_percent']:+.1f} %",
                 row["role"],
                 row["verdict"],
             )
-            for row in found["comparisons"]
+            for row in result["comparisons"]
         ],
     )
-    say(f"median absolute error of predictions: {medians_sentence(found['medians'])}")
+    say(f"median absolute error of predictions: {medians_sentence(result['medians'])}")
 
 
 def _adopt(card: str, folder: Path, *, write: bool, json: bool) -> None:
@@ -210,11 +210,11 @@ def _adopt(card: str, folder: Path, *, write: bool, json: bool) -> None:
 def _fit(protocol: "CardProtocol") -> Any:
     from repro.reports.fitting import fit
 
-    with counting(f"fitting {protocol.card}, runs:") as advance:
+    with progress_bar(f"fitting {protocol.card}, runs:") as advance:
         return fit(protocol, on_run=advance)
 
 
-def _judged(platform: str, result_dir: Path) -> list[Judged]:
+def _judged_claims(platform: str, result_dir: Path) -> list[Judged]:
     """Judge every simulated comparison with the paper on this card. Missing runs are made first."""
     from repro.reports.evidence import findings_of, sources, sweep_over
     from repro.reports.fitting import FITTED
@@ -227,7 +227,7 @@ def _judged(platform: str, result_dir: Path) -> list[Judged]:
     return [result for result in judge_all(load_claims(DLLM_SERVE.name), simulated) if result.finding is not None]
 
 
-def _text(value: float | tuple[float, ...] | None) -> str:
+def _number_text(value: float | tuple[float, ...] | None) -> str:
     if isinstance(value, tuple):
         return " to ".join(f"{v:.4g}" for v in value)
     return "-" if value is None else f"{value:.4g}"
@@ -236,21 +236,21 @@ def _text(value: float | tuple[float, ...] | None) -> str:
 # -- a card of a user's own ------------------------------------------------------------------------------
 
 
-def _calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: bool, json: bool) -> None:
+def _calibrate_card(path: Path, measured: Path, out: Path | None, *, dry_run: bool, json: bool) -> None:
     """Fit the constants, report the error of each step, and store both beside the card's file, or in ``out``."""
     from engines.cost.fit import fit_steps
     from repro.families.dllm.replay import read_steps
 
-    card, model = card_of(where)
+    card, model = card_of(path)
     check_regular("measured", measured)
     steps = read_steps(measured, model)
-    folder = where.parent if out is None else out
+    folder = path.parent if out is None else out
     files = []
     if not dry_run:
         writable_folder("out", folder)
-        files = [folder / f"{where.stem}.calibration.json", folder / f"{where.stem}.residuals.csv"]
+        files = [folder / f"{path.stem}.calibration.json", folder / f"{path.stem}.residuals.csv"]
     for file in files:
-        writable_file("out", file, measured, where)
+        writable_file("out", file, measured, path)
     fit = fit_steps(steps, card, measured.name)
     fitted = fit.calibration
     rows = _card_rows(steps, card, fitted, fit.left_out)
@@ -276,38 +276,38 @@ def _calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: b
         f"{card.name}: constants fitted to {len(steps)} steps of {measured.name}",
         ("what", "value"),
         [
-            ("matmul = attention share of peak", _share(fitted.matmul_efficiency, "arithmetic", fit)),
-            ("share of bandwidth", _share(fitted.bandwidth_efficiency, "memory", fit)),
+            ("matmul = attention share of peak", _share_text(fitted.matmul_efficiency, "arithmetic", fit)),
+            ("share of bandwidth", _share_text(fitted.bandwidth_efficiency, "memory", fit)),
             ("overhead of a step", f"{1e3 * fitted.step_overhead_s:.4g} ms"),
             *(
                 (f"of {text} besides", f"{1e3 * getattr(fitted, n):.4g} ms")
                 for n, text in KINDS.items()
                 if n in fit.free.kinds
             ),
-            ("residuals, absolute", _said(errors["error_percent"])),
-            ("leave-one-out error, absolute", _said(errors["left_out_error_percent"])),
+            ("residuals, absolute", _error_text(errors["error_percent"])),
+            ("leave-one-out error, absolute", _error_text(errors["left_out_error_percent"])),
         ],
     )
     if files:
         say(f"files: {', '.join(map(str, files))}")
-        say(f"runs rest on it once {where.name} says 'calibration: {files[0].name if out is None else files[0]}'")
+        say(f"runs rest on it once {path.name} says 'calibration: {files[0].name if out is None else files[0]}'")
 
 
 KINDS = {"layout_s": "one whose rows lie otherwise than the last one's", "build_s": "one that builds a cache"}
 
 
-def _share(share: float, bound: str, found: "Fit") -> str:
-    return "1, the datasheet's: the steps do not tell it" if bound in found.untold else f"{share:.4f}"
+def _share_text(share: float, bound: str, fit: "Fit") -> str:
+    return "1, the datasheet's: the steps do not tell it" if bound in fit.untold else f"{share:.4f}"
 
 
 def _card_rows(
-    steps: "Sequence[TimedStep]", card: Card, fitted: Calibration, others: Sequence[float | None]
+    steps: "Sequence[TimedStep]", card: Card, fitted: Calibration, left_out: Sequence[float | None]
 ) -> list[dict[str, Any]]:
     def error(seconds: float | None, measured: float) -> float | None:
         return None if seconds is None else 100 * (seconds / measured - 1)
 
     rows = []
-    for step, other in zip(steps, others, strict=True):
+    for step, other in zip(steps, left_out, strict=True):
         predicted_s = step.predicted_s(card, fitted)
         rows.append(
             {
@@ -332,7 +332,7 @@ def _errors(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, float | i
     }
 
 
-def _said(errors: Mapping[str, float | int | None]) -> str:
+def _error_text(errors: Mapping[str, float | int | None]) -> str:
     if errors["median_percent"] is None:
         return "not told: each step is needed"
     text = f"median {errors['median_percent']:.2f} %, worst {errors['worst_percent']:.2f} %"

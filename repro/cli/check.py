@@ -14,7 +14,7 @@ from engines.errors import UserError, require
 from engines.knobs import given_to
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some
-from repro.cli.output import counted, counting, print_json, print_table, say
+from repro.cli.output import count_text, print_json, print_table, progress_bar, say
 from repro.families.platforms import DllmPart
 from repro.families.platforms import platform as find_platform
 from repro.files import readable_folder, writable_folder
@@ -77,9 +77,9 @@ def check_results(
         for path in [path for table in tables_in(root) for path in redraw(read_table(table))]:
             say(f"file: {path}")
         return
-    subject = f"{counted(num_tables, 'figure')} and the claims" if again is None else counted(again, "run")
+    subject = f"{count_text(num_tables, 'figure')} and the claims" if again is None else count_text(again, "run")
     say(f"comparing {subject}", file=sys.stderr)
-    with counting("compared:") as advance:
+    with progress_bar("compared:") as advance:
         checked = check_figures(root, advance) if again is None else remake_sample(root, again, seed or 0, advance)
         if again is None and root == RESULTS:
             checked += check_reports()
@@ -87,35 +87,35 @@ def check_results(
                 Checked(figure="documents", path=table.document, status="differs", reason=table.reason, command=COMMAND)
                 for table in stale_tables(REPO, root)
             ]
-    _say_found(checked, root, json=json)
+    _print_checked(checked, root, json=json)
     if any(check.is_fault for check in checked):
         raise typer.Exit(1)
 
 
-def _say_found(found: "Sequence[Checked]", root: Path, *, json: bool) -> None:
+def _print_checked(checked: "Sequence[Checked]", root: Path, *, json: bool) -> None:
     rows: list[dict[str, Any]] = [
         {
             "figure": check.figure,
-            "file": _name(check.path, root),
+            "file": _relative_name(check.path, root),
             "status": check.status,
             "fault": check.is_fault,
             "reason": check.reason,
             "command": check.command,
         }
-        for check in found
+        for check in checked
     ]
     if json:
         print_json({"results": rows})
         return
     cells = [tuple(row[name] for name in ("figure", "file", "status", "reason")) for row in rows]
     print_table("Committed results", ("figure", "file", "status", "why"), cells)
-    num_same, num_faults = (sum(check.status == status for check in found) for status in ("same", "differs"))
+    num_same, num_faults = (sum(check.status == status for check in checked) for status in ("same", "differs"))
     say(f"{num_same} the same, {num_faults} different; {process_time():.0f} s of processor time")
-    for command in dict.fromkeys(check.command for check in found if check.is_fault and check.command != "-"):
+    for command in dict.fromkeys(check.command for check in checked if check.is_fault and check.command != "-"):
         say(command, "  ")
 
 
-def _name(path: Path, root: Path) -> str:
+def _relative_name(path: Path, root: Path) -> str:
     parent = next((folder for folder in (root, root.parent) if path.is_relative_to(folder)), None)
     return str(path if parent is None else path.relative_to(parent))
 
@@ -139,7 +139,7 @@ def verify_baselines(
     cases = read_cases(folder)
     results: list[CaseResult | BlockResult | CanvasResult] = []
     source = str(folder)
-    with one_thread(), counting("replaying", len(cases)) as advance:
+    with one_thread(), progress_bar("replaying", len(cases)) as advance:
         results += verify(cases, advance, device=device)
         if golden is None:
             from repro.checks.blocks import block_cases, verify_blocks
@@ -207,13 +207,13 @@ def train_tiny(
     task: Annotated[
         list[str] | None, typer.Option(help="Tasks it is trained on. By default mini-gsm and mini-code.")
     ] = None,
-    given: Annotated[Given, Knobs(lambda: {opt.WORKLOAD: (TRAINED,)})],
+    knobs: Annotated[Given, Knobs(lambda: {opt.WORKLOAD: (TRAINED,)})],
 ) -> None:
     """Train a tiny LLaDA or block-diffusion model on generated problems; 'repro eval --model OUT' tells what it solves."""
     from repro.training.loop import train_tiny as train
 
     config = TrainConfig() if not task else TrainConfig(tasks=tuple(task))
-    print_json(train(given_to(config, given), out))
+    print_json(train(given_to(config, knobs), out))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,12 +243,12 @@ class SuiteOptions:
         if self.first and self.stage:
             raise UserError(f"stage={self.stage[0]!r} and first: give one of them")
 
-    def wanted(self, known: Sequence[str]) -> Sequence[str]:
+    def wanted_stages(self, stage_names: Sequence[str]) -> Sequence[str]:
         from repro.gpu_suite import stages as plan
 
-        stages = [name for name in plan.FIRST if name in known] if self.first else self.stage or known
-        if unknown := sorted(set(stages) - set(known)):
-            raise UserError(f"stage={unknown[0]!r} is unknown: use one of {', '.join(known)}")
+        stages = [name for name in plan.FIRST if name in stage_names] if self.first else self.stage or stage_names
+        if unknown := sorted(set(stages) - set(stage_names)):
+            raise UserError(f"stage={unknown[0]!r} is unknown: use one of {', '.join(stage_names)}")
         return stages
 
     def command(self, platform: str, root: Path) -> str:
@@ -275,7 +275,7 @@ def gpu_suite(*, options: SuiteOptions, json: opt.Json = False) -> None:
     if options.dry_run:
         _list_jobs(suite, scale.where.title, json=json)
         return
-    for option, folder in opt.given(export=options.export, result_dir=root).items():
+    for option, folder in opt.given_options(export=options.export, result_dir=root).items():
         writable_folder(option, folder)
     outcome = suite.run(options.budget, began=start)
     figures = draw(suite, plan.figures(scale)) if "figures" in (suite.stages or ()) else []
@@ -318,7 +318,7 @@ def _suite(options: SuiteOptions, scale: "Scale", platform: str, root: Path) -> 
     from repro.runs.store import Store
 
     stages = plan.stages(scale)
-    wanted = options.wanted(list(dict.fromkeys(stage.stage for stage in stages)))
+    wanted = options.wanted_stages(list(dict.fromkeys(stage.stage for stage in stages)))
     shown = {*wanted, *(() if options.dry_run else plan.FIRST)}  # the summary speaks of the first stages, whichever run
 
     def write_pages(suite: "Suite") -> None:
@@ -340,18 +340,18 @@ def _suite(options: SuiteOptions, scale: "Scale", platform: str, root: Path) -> 
     )
 
 
-def _say_outcome(suite: "Suite", outcome: "JobOutcome", drawn: Sequence[str], *, is_first: bool) -> None:
+def _say_outcome(suite: "Suite", outcome: "JobOutcome", figures: Sequence[str], *, is_first: bool) -> None:
     from repro.gpu_suite.suite import README
     from repro.gpu_suite.verdict import VERDICT
 
     say(
-        f"{counted(outcome.ran, 'job')} ran, {len(outcome.failed)} failed, {len(outcome.left)} are left (about "
+        f"{count_text(outcome.ran, 'job')} ran, {len(outcome.failed)} failed, {len(outcome.left)} are left (about "
         f"{outcome.left_s:.0f} s): {outcome.stopped}"
     )
     for name in outcome.failed:
         say(f"failed {name}: {suite.entries[name].note}")
-    if drawn:
-        say(f"drawn: {', '.join(drawn)}")
+    if figures:
+        say(f"drawn: {', '.join(figures)}")
     if outcome.left or outcome.failed:
         print(f"to go on: {suite.command}")
     verdict = suite.root / VERDICT
@@ -377,4 +377,4 @@ def _list_jobs(suite: "Suite", title: str, *, json: bool) -> None:
         return
     rows = [tuple(str(job[name]) for name in ("stage", "what", "expected_s", "status")) for job in jobs]
     print_table(f"GPU suite on {title}", ("stage", "job", "expected s", "status"), rows)
-    say(f"{counted(len(rows), 'job')}, about {left_s:.0f} s left")
+    say(f"{count_text(len(rows), 'job')}, about {left_s:.0f} s left")

@@ -12,7 +12,7 @@ import typer
 from engines.errors import require
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
-from repro.cli.output import counted, print_json, print_table, say
+from repro.cli.output import count_text, print_json, print_table, say
 from repro.files import replace_text, writable_file, writable_folder
 from repro.paths import LOCAL
 
@@ -50,43 +50,41 @@ def compare(
     )
     sides = sides_of(a, b, result_dir or LOCAL)
     metrics = dict.fromkeys(options.metric or ["throughput_tok_s"])
-    found = [compare_sides(*sides, metric, options.tolerance) for metric in metrics]
-    is_changed = any(comparison.is_changed for comparison in found)
+    comparisons = [compare_sides(*sides, metric, options.tolerance) for metric in metrics]
+    is_changed = any(comparison.is_changed for comparison in comparisons)
     if json:
-        facts = {side.name: _side_json(side) for side in sides}
-        print_json(
-            {**facts, "unlike_machines": _unlike(sides), "changed": is_changed, "comparisons": list(map(_json, found))}
-        )
+        facts = {side.name: _side_json(side) for side in sides} | {"unlike_machines": _machine_differences(sides)}
+        print_json({**facts, "changed": is_changed, "comparisons": list(map(_comparison_json, comparisons))})
     else:
-        _print(found, sides)
-    if is_changed or any(comparison.num_invalid for comparison in found):
+        _print(comparisons, sides)
+    if is_changed or any(comparison.num_invalid for comparison in comparisons):
         raise typer.Exit(1)
 
 
-def _print(found: "Sequence[Comparison]", sides: "Sequence[Side]") -> None:
+def _print(comparisons: "Sequence[Comparison]", sides: "Sequence[Side]") -> None:
     for side in sides:
         facts = _side_json(side)
         commits = ", ".join(str(commit)[:8] for commit in facts["commits"])
         say(
-            f"{side.name.upper()}: {side.said}: {counted(len(side.runs), 'run')}, {'; '.join(facts['obtained'])}, commit {commits}"
+            f"{side.name.upper()}: {side.said}: {count_text(len(side.runs), 'run')}, {'; '.join(facts['obtained'])}, commit {commits}"
         )
-    for line in _notes(found, sides):
+    for line in _notes(comparisons, sides):
         say(line)
-    for comparison in found:
-        rows = [_texts(row) for row in comparison.rows]
+    for comparison in comparisons:
+        rows = [_row_texts(row) for row in comparison.rows]
         # A single setting needs no name.
         columns = slice(1 if len(rows) == 1 else 0, None if any(row[-1] for row in rows) else -1)
         if rows:
             print_table(f"{comparison.metric}: B over A", COLUMNS[columns], [row[columns] for row in rows])
-    beyond = f"beyond {100 * found[0].tolerance:g} % outside noise"
-    changed = [comparison.metric for comparison in found if comparison.is_changed]
+    beyond = f"beyond {100 * comparisons[0].tolerance:g} % outside noise"
+    changed = [comparison.metric for comparison in comparisons if comparison.is_changed]
     say(f"changed {beyond}: {', '.join(changed)}" if changed else f"no change {beyond}")
 
 
 COLUMNS = ("setting", "A", "B", "B / A", "95 %", "pairs", "verdict", "what ran")
 
 
-def _texts(row: "Change") -> list[str]:
+def _row_texts(row: "Change") -> list[str]:
     from repro.workbench.comparison import said_of
 
     setting = " ".join(f"{name}={said_of(name, value)}" for name, value in row.setting)
@@ -98,7 +96,7 @@ def _texts(row: "Change") -> list[str]:
     return [setting or "all", f"{row.a:.4g}", f"{row.b:.4g}", mean, bounds, str(ratio.n), row.verdict, ran]
 
 
-def _notes(found: "Sequence[Comparison]", sides: "Sequence[Side]") -> Iterator[str]:
+def _notes(comparisons: "Sequence[Comparison]", sides: "Sequence[Side]") -> Iterator[str]:
     yield from dict.fromkeys(side.warning for side in sides if side.warning is not None)
     first, second = (
         {module for run in side.runs for module in run.manifest["code"]["modules"].items()} for side in sides
@@ -109,24 +107,24 @@ def _notes(found: "Sequence[Comparison]", sides: "Sequence[Side]") -> Iterator[s
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         yield f"code differs in {', '.join(changed[:3])}{more}"
-    if machines := _unlike(sides):
+    if machines := _machine_differences(sides):
         values = (f"{name} {', '.join(values)}" for name, values in machines.items())
         yield f"measured on unlike machines: {'; '.join(values)}"
-    paired = found[0]
+    paired = comparisons[0]
     if paired.is_in_order:
         yield "no seed in common: paired in the order of seeds"
     if paired.num_unpaired:
-        yield f"{counted(paired.num_unpaired, 'run')} without a partner left out"
+        yield f"{count_text(paired.num_unpaired, 'run')} without a partner left out"
     if paired.num_invalid:
-        yield f"{counted(paired.num_invalid, 'pair')} left out, of which a run is INVALID"
-    for comparison in found:
+        yield f"{count_text(paired.num_invalid, 'pair')} left out, of which a run is INVALID"
+    for comparison in comparisons:
         if comparison.num_undefined:
-            yield f"{comparison.metric}: {counted(comparison.num_undefined, 'pair')} left out without such a number"
+            yield f"{comparison.metric}: {count_text(comparison.num_undefined, 'pair')} left out without such a number"
         if any(row.ratio.n == 1 for row in comparison.rows):
             yield f"{comparison.metric}: one pair has no interval: make repeats ('repro sweep --repeats 5')"
 
 
-def _unlike(sides: "Sequence[Side]") -> dict[str, list[str]]:
+def _machine_differences(sides: "Sequence[Side]") -> dict[str, list[str]]:
     """How the machines that measured the runs differ."""
     from repro.runs.provenance import differing_facts
 
@@ -146,7 +144,7 @@ def _side_json(side: "Side") -> dict[str, Any]:
     }
 
 
-def _json(comparison: "Comparison") -> dict[str, Any]:
+def _comparison_json(comparison: "Comparison") -> dict[str, Any]:
     rows = [
         {
             **asdict(row),
@@ -171,7 +169,7 @@ def _write_reports(runs: "Sequence[StoredRun]", out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for run in runs:
         replace_text(out / f"{name_of(run)}.json", json.dumps(report_of(run), indent=1))
-    say(f"{counted(len(runs), 'report')}: {out}", file=sys.stderr)
+    say(f"{count_text(len(runs), 'report')}: {out}", file=sys.stderr)
 
 
 def export(
@@ -208,6 +206,6 @@ def export(
         sys.stdout.write(frame.to_csv(index=False))
     else:
         write_frame(frame, format, out)
-        say(f"{counted(len(frame), 'run')}: {out}", file=sys.stderr)
+        say(f"{count_text(len(frame), 'run')}: {out}", file=sys.stderr)
     if stored.warning is not None:
         say(stored.warning, file=sys.stderr)

@@ -73,20 +73,20 @@ def ending_of(error: BaseException, *, is_terminated: bool = False) -> Ending:
         return Ending(code=DONE, help=error.format_message())
     if isinstance(error, ClickException):
         command = getattr(getattr(error, "ctx", None), "command_path", "repro")
-        return _refused(f"{_of_usage(error)}: see '{command} --help'")
+        return _refusal(f"{_usage_message(error)}: see '{command} --help'")
     if isinstance(error, UserError):
-        return _refused(str(error))
+        return _refusal(str(error))
     if isinstance(error, RunError):
-        return _failed(str(error))
+        return _failure(str(error))
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
         return ending_of(error.__context__)  # rich, which prints tables, ends a broken pipe so
     if isinstance(error, SystemExit):
         # This program never exits so; only code in a module that a user named does.
-        return _refused(f"code of a module that was named ends the program (SystemExit: {error}): take that out of it")
-    return _of_the_machine(error) or _of_the_program(error)
+        return _refusal(f"code of a module that was named ends the program (SystemExit: {error}): take that out of it")
+    return _machine_ending(error) or _program_ending(error)
 
 
-def _of_usage(error: ClickException) -> str:
+def _usage_message(error: ClickException) -> str:
     """The message for an unknown command or option, a missing argument, or a value of the wrong type."""
     errors = getattr(error.__cause__, "errors", None)
     for detail in errors() if callable(errors) else ():
@@ -96,11 +96,11 @@ def _of_usage(error: ClickException) -> str:
     return error.format_message().rstrip(".")
 
 
-def _of_the_machine(error: BaseException) -> Ending | None:
+def _machine_ending(error: BaseException) -> Ending | None:
     if is_out_of_memory(error):
-        return _failed(OUT_OF_MEMORY)
+        return _failure(OUT_OF_MEMORY)
     if isinstance(error, BrokenPipeError):
-        return _failed("what reads the output has closed it before all was written: rerun with the output to a file")
+        return _failure("what reads the output has closed it before all was written: rerun with the output to a file")
     if isinstance(error, OSError) and error.errno is not None:
         # A failed write does not name its file.
         source = "standard output or a file being written" if error.filename is None else str(error.filename)
@@ -111,19 +111,19 @@ def _of_the_machine(error: BaseException) -> Ending | None:
                 source = "the working folder, which is no longer there"
         line = f"{source}: {error.strerror or type(error).__name__}"
         if (fix := _OF_THE_INPUT.get(error.errno)) is not None:
-            return _refused(f"{line}: {fix}")
-        return _failed(f"{line}: {_OF_THE_MACHINE.get(error.errno, _LOOK)}")
+            return _refusal(f"{line}: {fix}")
+        return _failure(f"{line}: {_OF_THE_MACHINE.get(error.errno, _LOOK)}")
     if isinstance(error, UnicodeError):
         encoding = getattr(error, "encoding", "text")
-        return _refused(f"a text cannot be read or written as {encoding}: use UTF-8 (LC_ALL=C.UTF-8)")
+        return _refusal(f"a text cannot be read or written as {encoding}: use UTF-8 (LC_ALL=C.UTF-8)")
     if isinstance(error, RecursionError):
-        return _refused("what was given is nested too deeply to be read: flatten it")
+        return _refusal("what was given is nested too deeply to be read: flatten it")
     if isinstance(error, ImportError) and _is_ours(error.name or ""):
-        return _of_a_name_that_is_gone(error)
+        return _missing_name_ending(error)
     if isinstance(error, ImportError) and (name := (error.name or "").partition(".")[0]):
         extra = EXTRAS.get(name)
         package = name if extra is None else f"'dllm-serve-repro[{extra}]'"
-        return _refused(f"package {name!r} cannot be imported ({error}): pip install {package}")
+        return _refusal(f"package {name!r} cannot be imported ({error}): pip install {package}")
     return None
 
 
@@ -133,7 +133,7 @@ def _is_ours(module: str) -> bool:
     return module.partition(".")[0] in (*PACKAGES, "paper_figures")
 
 
-def _of_a_name_that_is_gone(error: ImportError) -> Ending | None:
+def _missing_name_ending(error: ImportError) -> Ending | None:
     """The ending for a plug-in written for another version; None if one of our own modules does the import."""
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     importing = [(frame, line) for frame, line in frames if not frame.f_code.co_filename.startswith("<")]
@@ -146,19 +146,19 @@ def _of_a_name_that_is_gone(error: ImportError) -> Ending | None:
         if match is None
         else f"{match[1]} from {error.name}, which has no such name"
     )
-    return _refused(f"plug-in {frame.f_code.co_filename} imports {missing} (line {line}): correct it for this version")
+    return _refusal(f"plug-in {frame.f_code.co_filename} imports {missing} (line {line}): correct it for this version")
 
 
-def _of_the_program(error: BaseException) -> Ending:
+def _program_ending(error: BaseException) -> Ending:
     if logging.getLogger().isEnabledFor(logging.INFO):
         logging.getLogger(__name__).info("where it happened:", exc_info=error)
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    if (location := _place_in_own_code(error)) is not None:
-        return _failed(f"{location} fails ({message}): correct it")
-    return _failed(f"{message}: a fault of this program, 'repro --verbose ...' shows where; please report it")
+    if (location := _location_in_user_code(error)) is not None:
+        return _failure(f"{location} fails ({message}): correct it")
+    return _failure(f"{message}: a fault of this program, 'repro --verbose ...' shows where; please report it")
 
 
-def _place_in_own_code(error: BaseException) -> str | None:
+def _location_in_user_code(error: BaseException) -> str | None:
     """The line that raised the error, if it is in a module that the user wrote."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not frames:
@@ -170,11 +170,11 @@ def _place_in_own_code(error: BaseException) -> str | None:
     return None if _is_ours(module) or is_installed else f"line {frames[-1].f_lineno} of {path}"
 
 
-def _refused(sentence: str) -> Ending:
+def _refusal(sentence: str) -> Ending:
     return Ending(code=REFUSED, line=f"error: {_one_line(sentence)}")
 
 
-def _failed(sentence: str) -> Ending:
+def _failure(sentence: str) -> Ending:
     return Ending(code=FAILED, line=f"error: {_one_line(sentence)}")
 
 

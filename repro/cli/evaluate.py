@@ -11,8 +11,8 @@ from engines.dllm.config import Cut, Settling
 from engines.knobs import Checked, Range
 from engines.models.checkpoint import EMBEDDED
 from repro.cli import options as opt
-from repro.cli.options import Given, Knobs, Some, answer_knobs, of_platform
-from repro.cli.output import counted, number, print_json, print_table, say
+from repro.cli.options import Given, Knobs, Some, answer_knobs, platform_defaults
+from repro.cli.output import count_text, number, print_json, print_table, say
 from repro.cli.plots import check_plot, save_accuracy_plot
 from repro.cli.run_table import provenance_of
 from repro.cli.sweep import readable, run_sweep, say_what_ran, say_what_runs, sweep_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from repro.workbench.accuracy import Curve, Point
 
 
-def _evaluated() -> dict[str, Sequence[type | Some]]:
+def _knob_groups() -> dict[str, Sequence[type | Some]]:
     return {
         opt.WHAT: (Some(ModelKnobs, ("model",)),),
         opt.WORKLOAD: (Some(WorkloadKnobs, ("num_fewshot", "chat", "allow_code_execution", "dataset_source")),),
@@ -41,7 +41,7 @@ def _evaluated() -> dict[str, Sequence[type | Some]]:
     }
 
 
-KNOBS = Knobs(_evaluated, usual=of_platform, several=True)
+KNOBS = Knobs(_knob_groups, defaults=platform_defaults, several=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class EvalOptions(Checked):
         return tuple(dict.fromkeys(self.task or ("mini-gsm",)))
 
     def grid(self, knobs: Mapping[str, Any]) -> Grid:
-        knobs = {**knobs, **opt.given(num_prompts=self.limit)}
+        knobs = {**knobs, **opt.given_options(num_prompts=self.limit)}
         return Grid(
             system=tuple(dict.fromkeys(self.system or ("dllm-serve",))),
             dataset=self.tasks,
@@ -77,7 +77,7 @@ def evaluate(
     *,
     options: EvalOptions,
     dataset_path: opt.DatasetPath = None,
-    given: Annotated[Given, KNOBS],
+    knobs: Annotated[Given, KNOBS],
     knob: opt.KnobTexts = None,
     stored: opt.Stored,
     place: opt.Place,
@@ -92,7 +92,7 @@ def evaluate(
     opened = place.opened()
     for task in options.tasks:
         task_entry(task)
-    knobs = {**given, **opt.of_data_file(dataset_path, given)}
+    knobs = {**knobs, **opt.data_file_knobs(dataset_path, knobs)}
     knobs |= opt.parse_knobs(knob or (), knobs, several=True)
     grid = options.grid(knobs)
     if plot is not None:
@@ -200,7 +200,7 @@ def _print_curves(curves: "Sequence[Curve]", rows: Sequence[Mapping[str, Any]]) 
     say(f"{note}; strict: {', '.join(strict)}" if strict else note)
     unpaired = [row for row in rows if not row["is_reference"] and row["added_points"] is None and row["valid"]]
     if unpaired:
-        say(f"{counted(len(unpaired), 'row')} asked other problems than the reference, and cannot be paired with it")
+        say(f"{count_text(len(unpaired), 'row')} asked other problems than the reference, and cannot be paired with it")
     for row in rows:
         if row["reasons"]:
             say(f"{row['task']}, {row['system']}: {'; '.join(row['reasons'])}")
@@ -215,8 +215,8 @@ def _point_texts(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]
         "task": row["task"],
         "system": row["system"],
         **knobs,
-        "accuracy %": _percent(row["accuracy"]),
-        "strict %": _percent(row["accuracy_strict"]),
+        "accuracy %": _percent_text(row["accuracy"]),
+        "strict %": _percent_text(row["accuracy_strict"]),
         "n": "-" if row["accuracy"] is None else str(row["accuracy"]["n"]),
         "added, points": added,
         "McNemar p": "-" if row["p_value"] is None else f"{row['p_value']:.2g}",
@@ -228,7 +228,7 @@ def _point_texts(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]
     }
 
 
-def _percent(accuracy: Mapping[str, Any] | None) -> str:
+def _percent_text(accuracy: Mapping[str, Any] | None) -> str:
     if accuracy is None:
         return "-"
     value, low, high = (100 * accuracy[name] for name in ("value", "low", "high"))
@@ -247,7 +247,7 @@ def _result(deployment: Deployment, run: "StoredRun") -> dict[str, Any]:
         "system": facts["system"],
         "model": facts["model"],
         "platform": facts["platform"],
-        **_context(deployment),
+        **_context_facts(deployment),
         "accuracy": run.summary["accuracy"],
         "accuracy_strict": run.summary["accuracy_strict"],
         "throughput_tok_s": run.summary["throughput_tok_s"],
@@ -261,7 +261,7 @@ def _result(deployment: Deployment, run: "StoredRun") -> dict[str, Any]:
     }
 
 
-def _context(deployment: Deployment) -> dict[str, Any]:
+def _context_facts(deployment: Deployment) -> dict[str, Any]:
     """Which cached context a step computes the block against."""
     from repro.families.block.system import BlockDeployment
     from repro.families.dllm.deployment import DllmDeployment
@@ -273,12 +273,12 @@ def _context(deployment: Deployment) -> dict[str, Any]:
     sparsity, caches = sampler.sparsity, sampler.rule.caches
     return {
         "selection": sparsity.selection if caches else None,
-        "cache": _cache(sampler),
+        "cache": _cache_text(sampler),
         "retention": None if not caches else 1.0 if sparsity.selection == "dense" else sparsity.retention_ratio,
     }
 
 
-def _cache(sampler: "Sampler") -> str:
+def _cache_text(sampler: "Sampler") -> str:
     from baselines.dllm.dllm_cache.method import FeatureSampler
 
     sparsity = sampler.sparsity

@@ -13,8 +13,8 @@ import typer
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
-from repro.cli.output import counting, print_json, print_table, say
-from repro.cli.sweep import require_alike, require_folders, require_runs, run_sweep, sweep_of, what_ran
+from repro.cli.output import print_json, print_table, progress_bar, say
+from repro.cli.sweep import outcome_lines, require_alike, require_folders, require_runs, run_sweep, sweep_of
 from repro.files import readable_folder, writable_folder
 from repro.paths import IS_INSTALLED, RESULTS, figures_beside
 from repro.reports.accuracy import Accuracy
@@ -67,12 +67,12 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
         rates = tuple(sorted({rate for rate in parsed if rate is not None}))
         figure = figure_of(name).load()
         names = self.platform or figure.platforms
-        targets = [replace(platform_of(each), **opt.given(executor=self.executor)) for each in names]
+        targets = [replace(platform_of(each), **opt.given_options(executor=self.executor)) for each in names]
         for target in targets:
             # Readings exist only for baselines of diffusion LLMs.
             if self.reading and target.parts and not any(isinstance(part, DllmPart) for part in target.parts):
                 raise UserError(f"reading={self.reading[0]!r} has no effect on platform={target.name!r}: leave it out")
-        knobs = opt.given(num_prompts=self.num_prompts, weights=self.weights) | self.charged
+        knobs = opt.given_options(num_prompts=self.num_prompts, weights=self.weights) | self.charged
         return [
             View(
                 platform=target,
@@ -99,7 +99,7 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
                 ]
         return shlex.join(words)
 
-    def out(self, name: str) -> Path:
+    def out_folder(self, name: str) -> Path:
         """The folder for the figure ``PAPER/NAME``. Papers get folders of their own, since figures of two papers can share a name."""
         return self.out_dir or figures_beside(self.result_dir) / name.rpartition("/")[0]
 
@@ -150,22 +150,22 @@ def reproduce(
         heeded = ("measured", "out_dir", "result_dir") if options.aisimulate is None else ("aisimulate",)
         check_without_effect(f"{TRUTH} here", options, placement, {"force": force}, heeded)
         if options.aisimulate is None:
-            _hold(options.measured, options.out("truth/truth"), json=json)
+            _compare_with_measured(options.measured, options.out_folder("truth/truth"), json=json)
         else:
             _serve_both(options.aisimulate, json=json)
         return
     for option, value in (("measured", options.measured), ("aisimulate", options.aisimulate)):
         require(value is None, f"{option}={str(value)!r} has no effect on {name}: leave it out, or reproduce {TRUTH}")
-    _make(name, options, placement, force=force, draw_only=False, json=json)
+    _make_figure(name, options, placement, force=force, draw_only=False, json=json)
 
 
 def figure(*, name: Name, options: FigureOptions, json: opt.Json = False) -> None:
     """Redraw a figure from stored runs, without running anything."""
-    _make(name, options, opt.Placement(), force=False, draw_only=True, json=json)
+    _make_figure(name, options, opt.Placement(), force=False, draw_only=True, json=json)
 
 
 def check_without_effect(
-    what: str, options: ReproduceOptions, placement: opt.Placement, more: Mapping[str, object], heeded: Sequence[str]
+    name: str, options: ReproduceOptions, placement: opt.Placement, others: Mapping[str, object], heeded: Sequence[str]
 ) -> None:
     """Refuse options that are given but not ``heeded``."""
     requested = {
@@ -174,8 +174,8 @@ def check_without_effect(
         for field in fields(group)
         if getattr(group, field.name) != field.default
     }
-    for option, value in (requested | {name: value for name, value in more.items() if value}).items():
-        require(option in heeded, f"{option}={value!r} has no effect on {what}: leave it out")
+    for option, value in (requested | {option: value for option, value in others.items() if value}).items():
+        require(option in heeded, f"{option}={value!r} has no effect on {name}: leave it out")
 
 
 def check_rates(name: str, views: "Sequence[View]", cells: Sequence[Cell]) -> None:
@@ -198,7 +198,7 @@ def check_knobs(name: str, views: "Sequence[View]", cells: Sequence[Cell]) -> No
 def check_accuracy(name: str, drawing: "Figure", views: "Sequence[View]", grids: Sequence[Sequence[Cell]]) -> None:
     """Refuse a requested accuracy if every run of the figure has its own retention."""
     for view, cells in zip(views, grids, strict=True):
-        if view.accuracy != "usual" and _asks(cells) == _asks(_cells(drawing, replace(view, accuracy="usual"))):
+        if view.accuracy != "usual" and _run_keys(cells) == _run_keys(_cells(drawing, replace(view, accuracy="usual"))):
             raise UserError(
                 f"accuracy={view.accuracy!r} has no effect on {name}, whose runs keep the same at either: leave it out"
             )
@@ -215,7 +215,7 @@ def check_baselines(
     families = {SYSTEMS.get(system).family.name for system in {cell.system for cell in cells}}
     ignored = f"reading={options.reading[0]!r} has no effect on {name}, "
     require("dllm" in families, f"{ignored}which has no runs of such baselines: leave it out")
-    grids = [[_asks(_cells(drawing, replace(view, reading=reading))) for reading in READINGS] for view in views]
+    grids = [[_run_keys(_cells(drawing, replace(view, reading=reading))) for reading in READINGS] for view in views]
     is_heeded = any(grid != other for grid, *others in grids for other in others)
     require(is_heeded, f"{ignored}whose runs have their own: leave it out")
 
@@ -224,12 +224,12 @@ def _cells(drawing: "Figure", view: "View") -> list[Cell]:
     return [view.applied(cell) for cell in drawing.cells(view)]
 
 
-def _asks(cells: Sequence[Cell]) -> set[str]:
+def _run_keys(cells: Sequence[Cell]) -> set[str]:
     """The keys of a figure's runs, without the comparison that they are measured in."""
     return {cell.without(COMPARISON).key for cell in cells}
 
 
-def _make(
+def _make_figure(
     name: str, options: FigureOptions, placement: opt.Placement, *, force: bool, draw_only: bool, json: bool
 ) -> None:
     from repro.cli.run_table import lengths_json
@@ -241,7 +241,7 @@ def _make(
     opened = placement.opened()
     entry = figure_of(name)
     drawing, views = entry.load(), options.views(name)
-    out_dir = options.out(entry.name)
+    out_dir = options.out_folder(entry.name)
     store = Store(options.root, accept_other_code=options.accept_other_code, accept_other_machine=draw_only)
     if draw_only:
         readable_folder("result_dir", store.root)
@@ -277,7 +277,7 @@ def _make(
             _show(f"{drawing.title} - {drawing.place(view.platform)}", runs, rendered)
     if json:
         print_json({"figures": pages})
-    lines = [*what_ran(outcomes, store.root)] if outcomes else []
+    lines = [*outcome_lines(outcomes, store.root)] if outcomes else []
     if outcomes and all(outcome.status == "reused" for outcome in outcomes):
         lines.append("nothing new to run: every run behind this figure is stored; the figure was drawn from them")
     for line in lines:
@@ -287,12 +287,12 @@ def _make(
 TRUTH = "truth"
 
 
-def _hold(folder: Path | None, out: Path, *, json: bool) -> None:
+def _compare_with_measured(folder: Path | None, out: Path, *, json: bool) -> None:
     from repro.truth import METRICS, by_group, peers, save, simulate_all, stated_claims
 
     writable_folder("out_dir", out)
     peer_groups = peers(folder)
-    with counting("simulating measured experiments:") as advance:
+    with progress_bar("simulating measured experiments:") as advance:
         experiments = simulate_all(folder, advance)
     groups = {**by_group(experiments), **peer_groups}
     claims = stated_claims() if folder is None else []
@@ -350,7 +350,7 @@ def _serve_both(python: Path, *, json: bool) -> None:
     from repro.aisimulate import CASES, Means, compare
 
     cases = []
-    with TemporaryDirectory() as folder, counting("cases, by both:") as advance:
+    with TemporaryDirectory() as folder, progress_bar("cases, by both:") as advance:
         for case in compare(python, Path(folder)):
             cases.append(case)
             advance()
@@ -368,15 +368,15 @@ def _serve_both(python: Path, *, json: bool) -> None:
     print_table(f"Simulated here and by AISimulate: {' / '.join(sides)}", ("case", *Means._fields), rows)
 
 
-def _show(title: str, runs: "Sequence[StoredRun]", drawn: "Rendered") -> None:
+def _show(title: str, runs: "Sequence[StoredRun]", rendered: "Rendered") -> None:
     """Print one drawn figure on the terminal: its table, its notes and its files."""
     from repro.cli.run_table import lengths_line
 
-    print_table(title, drawn.columns, drawn.rows)
-    for note in (*([lengths_line(runs)] if runs else ()), *drawn.notes):
+    print_table(title, rendered.columns, rendered.rows)
+    for note in (*([lengths_line(runs)] if runs else ()), *rendered.notes):
         say(note, "  ")
     cwd = Path.cwd()
-    files = (file.relative_to(cwd) if file.is_relative_to(cwd) else file for file in drawn.files)
+    files = (file.relative_to(cwd) if file.is_relative_to(cwd) else file for file in rendered.files)
     say(f"files: {', '.join(map(str, files))}", "  ")
 
 
@@ -411,13 +411,13 @@ def claims(
     root = readable_folder("result_dir", reused.root)
     folder = writable_folder("out_dir", out_dir or figures_beside(reused.result_dir))
     store = Store(root, accept_other_code=reused.accept_other_code, accept_other_machine=True)
-    with counting("looking at stored runs, figures:") as advance:
+    with progress_bar("looking at stored runs, figures:") as advance:
         charged = tuple(pricing.charged.items())
         findings = stored_findings(chosen_paper.entries, store, advance, charged)
     flips = {} if charged else read_flips(chosen_paper.name)
     judged = judge_all(all_claims, findings, flips)
     # Committed verdicts assume the default costs of steps.
-    committed = {} if charged else _committed(chosen_paper, all_claims, flips)
+    committed = {} if charged else _committed_verdicts(chosen_paper, all_claims, flips)
     shown = [committed.get(result.claim.id, result) if result.verdict == "not run" else result for result in judged]
     borrowed = frozenset(result.claim.id for result, own in zip(shown, judged, strict=True) if result is not own)
     name = "-".join([f"claims-{chosen_paper.name}", *(str(value) for _, value in charged)])
@@ -437,7 +437,7 @@ def claims(
         say("claims that were not run become answerable with 'make reproduce-all'")
 
 
-def _committed(paper: "Paper", stated: Sequence[Claim], flips: Flips) -> dict[str, Judged]:
+def _committed_verdicts(paper: "Paper", stated: Sequence[Claim], flips: Flips) -> dict[str, Judged]:
     """Return the repository's verdicts by claim; nothing in an installed package, or for your own paper."""
     path = RESULTS / f"claims-{paper.name}.csv"
     if IS_INSTALLED or not path.is_file():

@@ -28,7 +28,7 @@ ENDED_AT_ONCE = (
 )
 
 
-KNOBS = Knobs(answer_knobs, usual=lambda: {"gen_length": 64, "steps": "one a token", "weights": "checkpoint"})
+KNOBS = Knobs(answer_knobs, defaults=lambda: {"gen_length": 64, "steps": "one a token", "weights": "checkpoint"})
 LOADED = Knobs(lambda: {opt.ENGINE: (Some(Device, ("dtype", "quantization", "device", "weights")),)})
 
 
@@ -55,7 +55,7 @@ class PromptOptions:
     system_prompt: str | None = None
     """System turn before the prompt, in a chat."""
 
-    def encoded(self, model: str, *, is_text_wanted: bool) -> tuple[tuple[int, ...], Any]:
+    def encode(self, model: str, *, is_text_wanted: bool) -> tuple[tuple[int, ...], Any]:
         """Return the prompt's ids, and a tokenizer to print the answer as words; None if there is none, or none is wanted."""
         from repro.prompt import TextPrompt, find_tokenizer, tokenizer_of
 
@@ -63,7 +63,7 @@ class PromptOptions:
             tokenizer = tokenizer_of(model)
             text = TextPrompt(text=self.text(), chat=self.chat, system_prompt=self.system_prompt)
             return text.encode(model, tokenizer), tokenizer
-        return self.own_ids(), find_tokenizer(model) if is_text_wanted else None
+        return self.ids(), find_tokenizer(model) if is_text_wanted else None
 
     @property
     def is_text(self) -> bool:
@@ -78,10 +78,10 @@ class PromptOptions:
         _check_input(self.prompt)
         return read_text(self.prompt)
 
-    def own_ids(self) -> tuple[int, ...]:
+    def ids(self) -> tuple[int, ...]:
         from repro.prompt import read_prompt_ids
 
-        for name, value in opt.given(chat=self.chat, system_prompt=self.system_prompt).items():
+        for name, value in opt.given_options(chat=self.chat, system_prompt=self.system_prompt).items():
             raise UserError(f"{name}={value!r} has no effect with --prompt-ids: leave it out, or give --prompt")
         assert self.prompt_ids is not None
         return read_prompt_ids(self.prompt_ids)
@@ -102,7 +102,7 @@ def generate(
 
     model, system = prompted.model, prompted.system
     if system == NAME:
-        _generate_blocks({**opt.given(model=model), **decoding, **loaded}, prompted, seed=seed, json=json)
+        _generate_blocks({**opt.given_options(model=model), **decoding, **loaded}, prompted, seed=seed, json=json)
         return
     from repro.serving import is_block, is_causal
 
@@ -127,7 +127,7 @@ def generate(
         **loaded,
     )
     prepared = prepare_generation(options)
-    ids, tokenizer = prompted.encoded(model, is_text_wanted=not json)
+    ids, tokenizer = prompted.encode(model, is_text_wanted=not json)
     result = run_prepared(prepared, ids)
     answer = None if tokenizer is None else answer_of(result.token_ids, model, tokenizer)
     _print(result.token_ids, answer, {"forward_passes": result.forward_passes}, json=json)
@@ -152,7 +152,7 @@ def _generate_blocks(knobs: Mapping[str, Any], prompted: PromptOptions, *, seed:
         answer = answer_alone(settings, ids, seed=seed)
         answer_text = answer_of(answer.ids, text)
     else:
-        answer, tokenizer = answer_alone(settings, prompted.own_ids(), seed=seed), None if json else find_text(settings)
+        answer, tokenizer = answer_alone(settings, prompted.ids(), seed=seed), None if json else find_text(settings)
         answer_text = None if tokenizer is None else answer_of(answer.ids, tokenizer)
     counts = {name: getattr(answer, name) for name in ("denoised", "committed", "prefilled", "rows")}
     _print(answer.ids, answer_text, counts, json=json)

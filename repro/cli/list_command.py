@@ -67,7 +67,7 @@ def _list_knobs(system: str, *, json: bool) -> None:
     else:
         # Hide an upper end that no machine reaches and that no column has room for.
         takes = [re.sub(r"from (\S+) to \d+(,\d{3}){4,}", r"at least \1", entry.takes) for entry in entries]
-        rows = [(entry.name, taken, _said(entry)) for entry, taken in zip(entries, takes, strict=True)]
+        rows = [(entry.name, taken, _help_text(entry)) for entry, taken in zip(entries, takes, strict=True)]
         print_table(f"Knobs of {system}", ("knob", "takes", "what it is"), rows)
 
 
@@ -78,11 +78,11 @@ def entries_of(system: str) -> list[KnobEntry]:
         helps, conditions = helps_of(kind), conditions_of(kind)
         for name, knob in knobs_of(kind).items():
             only = "; ".join(condition.said for knob_name, condition in conditions if knob_name == name)
-            entries.setdefault(name, KnobEntry(name, knob.takes, _default(knob), only, helps.get(name, "")))
+            entries.setdefault(name, KnobEntry(name, knob.takes, _default_text(knob), only, helps.get(name, "")))
     return [*entries.values()]
 
 
-def _default(knob: Knob) -> str:
+def _default_text(knob: Knob) -> str:
     if knob.default is MISSING:
         return "the platform's"
     if knob.default is None:
@@ -90,7 +90,7 @@ def _default(knob: Knob) -> str:
     return str(knob.default).lower() if isinstance(knob.default, bool) else str(knob.default)
 
 
-def _said(entry: KnobEntry) -> str:
+def _help_text(entry: KnobEntry) -> str:
     """The help text of a knob, with its default and the settings that it has an effect with."""
     text = f"{entry.text.removesuffix('.')} [default: {entry.default}]." if entry.default else entry.text
     return f"{text} Has an effect with {entry.only}." if entry.only else text

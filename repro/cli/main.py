@@ -59,17 +59,17 @@ class _HelpOff:
 class PanelCommand(_HelpOff, TyperCommand):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.help = held(self.help or "")
+        self.help = with_unbroken_hyphens(self.help or "")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        _check_given(self, ctx, args)
+        _check_options(self, ctx, args)
         return super().parse_args(ctx, args)
 
     def get_help(self, ctx: Any) -> str:
         texts = self.callback.helps()  # type: ignore[union-attr]
         for param in self.params:
             param.help = param.help or texts.get(param.name)  # type: ignore[attr-defined]
-        return released(super().get_help(ctx))
+        return with_plain_hyphens(super().get_help(ctx))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         visible = [
@@ -78,11 +78,11 @@ class PanelCommand(_HelpOff, TyperCommand):
         panels: dict[str, list[Any]] = {panel: [] for panel in (ARGUMENTS, FIRST, *PANELS, OTHERS)}
         needed = NEEDED.get(self.name or "", ())
 
-        def place(each: Any) -> int:
-            name = each[0].name
+        def rank(record: Any) -> int:
+            name = record[0].name
             return needed.index(name) if name in needed else len(needed)
 
-        for param, (name, text) in sorted(visible, key=place):
+        for param, (name, text) in sorted(visible, key=rank):
             panel = getattr(param, "rich_help_panel", None) or (RUNS if param.name == "help" else OTHERS)
             if param.param_type_name == "argument":
                 panel = ARGUMENTS
@@ -90,7 +90,7 @@ class PanelCommand(_HelpOff, TyperCommand):
                 panel = OTHERS
             elif param.name in needed:
                 panel = FIRST
-            panels[panel].append((name, held(_told(text))))
+            panels[panel].append((name, with_unbroken_hyphens(_with_default_in_sentence(text))))
         if [name for name, _ in panels[RUNS]] == ["--help"]:
             panels[OTHERS] += panels.pop(RUNS)
         for panel, records in panels.items():
@@ -106,7 +106,7 @@ class PanelCommand(_HelpOff, TyperCommand):
                     formatter.write(f"  # {purpose}\n  {line}\n")
 
 
-def _check_given(command: TyperCommand, ctx: Any, args: list[str]) -> None:
+def _check_options(command: TyperCommand, ctx: Any, args: list[str]) -> None:
     """Refuse an empty value: a path would mean the working directory, and a name would be ignored. Also refuse an option that takes one
     value but is given twice, as the library silently keeps the last."""
     values, _, parsed = command.make_parser(ctx).parse_args(args=list(args))
@@ -127,16 +127,16 @@ def _check_given(command: TyperCommand, ctx: Any, args: list[str]) -> None:
             raise UserError(f"{max(option.opts, key=len)} is given {count} times and takes one value: keep one")
 
 
-def _told(text: str) -> str:
+def _with_default_in_sentence(text: str) -> str:
     """Move a default that the library appended into the sentence, as in our own help texts."""
     return re.sub(r"\.?  (\[[^\[\]]*\])$", r" \1.", text)
 
 
-def held(text: str) -> str:
+def with_unbroken_hyphens(text: str) -> str:
     return text.replace("-", _UNBROKEN)
 
 
-def released(text: str) -> str:
+def with_plain_hyphens(text: str) -> str:
     return text.replace(_UNBROKEN, "-")
 
 
@@ -148,7 +148,7 @@ COMMANDS: Mapping[str, str] = {name: where for group in GROUPS.values() for name
 
 
 @cache
-def _built(name: str) -> Any:
+def _build_command(name: str) -> Any:
     module, _, function = COMMANDS[name].partition(":")
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(name=name, cls=PanelCommand)(spread(getattr(import_module(f"repro.cli.{module}"), function)))
@@ -177,16 +177,16 @@ class Root(_HelpOff, TyperGroup):
         return [*COMMANDS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return _built(cmd_name) if cmd_name in COMMANDS else None
+        return _build_command(cmd_name) if cmd_name in COMMANDS else None
 
     def get_help(self, ctx: Any) -> str:
-        return released(super().get_help(ctx))
+        return with_plain_hyphens(super().get_help(ctx))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         longest = max(map(len, COMMANDS))
         for title, names in GROUPS.items():
             with formatter.section(title):
-                formatter.write_dl([(name.ljust(longest), held(_summary(name))) for name in names])
+                formatter.write_dl([(name.ljust(longest), with_unbroken_hyphens(_summary(name))) for name in names])
 
 
 def _summary(name: str) -> str:
@@ -210,8 +210,8 @@ app = typer.Typer(
 )
 
 
-def _say_version(is_asked: bool) -> None:
-    if is_asked:
+def _say_version(is_requested: bool) -> None:
+    if is_requested:
         from repro import __version__
 
         print(f"repro {__version__}")
@@ -233,13 +233,13 @@ def _root(
 def main() -> None:
     """Run the command. Exit codes: 0 done, 1 a run failed or is INVALID, 2 bad input (one sentence), 130 interrupted, 143 terminated."""
     _settle_environment()
-    with _streams(), _sigterm_as_interrupt() as terminated:
+    with _safe_streams(), _sigterm_as_interrupt() as terminated:
         try:
-            ending = Ending(code=_command(sys.argv[1:]))
+            ending = Ending(code=_run_command(sys.argv[1:]))
             sys.stdout.flush()
         except BaseException as error:
             ending = ending_of(error, is_terminated=bool(terminated))
-        code = _say(ending)
+        code = _print_ending(ending)
     if code in (INTERRUPTED, TERMINATED):
         # Nobody is left to read another message.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
@@ -259,25 +259,25 @@ def _settle_environment() -> None:
             del os.environ[name]
 
 
-def _command(arguments: list[str]) -> int:
+def _run_command(arguments: list[str]) -> int:
     for argument in arguments:
         # Python holds bytes that are no text as surrogates, which would end up in messages, file names and stored runs.
         if argument.encode("utf-8", "ignore").decode() != argument or "\0" in argument:
             raise UserError(f"argument {argument!r} is not UTF-8 text: write it as UTF-8, or rename the file")
     # Not ``app()``, which handles interrupts and closed pipes in its own way.
-    command = _tree()
+    command = _command_tree()
     with command.make_context("repro", arguments) as context:
         command.invoke(context)
     return DONE
 
 
 @cache
-def _tree() -> Any:
+def _command_tree() -> Any:
     return get_command(app)
 
 
 @contextmanager
-def _streams() -> Iterator[None]:
+def _safe_streams() -> Iterator[None]:
     """Escape characters that a stream's encoding lacks, and write to nowhere if stderr is closed."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
@@ -310,7 +310,7 @@ def _sigterm_as_interrupt() -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _say(ending: Ending) -> int:
+def _print_ending(ending: Ending) -> int:
     """Print the ending and return the exit code. If the help could not be written, that is a failure."""
     try:
         if ending.help is not None:

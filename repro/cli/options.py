@@ -72,7 +72,7 @@ class Charged:
 
     @property
     def charged(self) -> dict[str, Any]:
-        return given(cost=self.cost, kernels=self.kernels)
+        return given_options(cost=self.cost, kernels=self.kernels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,16 +141,16 @@ class Output:
     json: Json = False
 
 
-def given(**options: Any) -> dict[str, Any]:
+def given_options(**options: Any) -> dict[str, Any]:
     """Return the options the user set. We leave out None, so that later code uses its own default."""
     return {name: value for name, value in options.items() if value is not None}
 
 
-def of_data_file(path: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+def data_file_knobs(path: Path | None, knobs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the knobs for a named data file; its source is ``local`` unless the user gave another."""
     if path is None:
         return {}
-    return {"dataset_path": str(path), "dataset_source": given.get("dataset_source", "local")}
+    return {"dataset_path": str(path), "dataset_source": knobs.get("dataset_source", "local")}
 
 
 def parse_rate(text: str) -> float | None:
@@ -168,7 +168,7 @@ def parse_rate(text: str) -> float | None:
     return rate
 
 
-def parse_knobs(texts: Sequence[str], given: Mapping[str, Any], *, several: bool = False) -> dict[str, Any]:
+def parse_knobs(texts: Sequence[str], given_knobs: Mapping[str, Any], *, several: bool = False) -> dict[str, Any]:
     """Parse ``NAME=VALUE`` of knobs without an option. A value that is JSON (a number, true) is parsed as such, else it is text. If
     ``several`` values of a knob are allowed, they become a tuple."""
     from repro.runs.cell import COMPARISON, NOTES
@@ -180,7 +180,7 @@ def parse_knobs(texts: Sequence[str], given: Mapping[str, Any], *, several: bool
             raise UserError(f"knob={text!r} is no setting: write NAME=VALUE")
         if name in (*NOTES, COMPARISON):
             raise UserError(f"knob={text!r} is a note about a run and asks nothing of it: leave it out")
-        if name in given or (name in knobs and not several):
+        if name in given_knobs or (name in knobs and not several):
             raise UserError(f"knob={text!r} is given more than once: keep one")
         try:
             parsed = json.loads(value)
@@ -191,9 +191,9 @@ def parse_knobs(texts: Sequence[str], given: Mapping[str, Any], *, several: bool
     return {name: values[0] if len(values) == 1 else tuple(values) for name, values in knobs.items()}
 
 
-def with_steps(given: Mapping[str, Any]) -> dict[str, Any]:
+def with_steps(knobs: Mapping[str, Any]) -> dict[str, Any]:
     """Default to one token a step if the user gave the length but not the steps."""
-    return {"steps": given["gen_length"], **given} if "gen_length" in given else dict(given)
+    return {"steps": knobs["gen_length"], **knobs} if "gen_length" in knobs else dict(knobs)
 
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -210,7 +210,7 @@ class Some(NamedTuple):
 
 class Knobs:
     """A group of options made from knobs of settings; the command's parameter holds what is ``Given`` of them. ``panels`` returns the
-    settings for each panel of the help, and is called when the command is needed. ``usual`` returns defaults that the help shows in place
+    settings for each panel of the help, and is called when the command is needed. ``defaults`` returns defaults that the help shows in place
     of the fields' own; "" shows none. With ``several``, a user may repeat an option that is no switch, and repeated values become a
     tuple."""
 
@@ -219,13 +219,13 @@ class Knobs:
         panels: Callable[[], Mapping[str, Sequence[type | Some]]],
         *,
         without: Sequence[str] = (),
-        usual: Callable[[], Mapping[str, object]] = dict,
+        defaults: Callable[[], Mapping[str, object]] = dict,
         several: bool = False,
     ) -> None:
-        self._panels, self._without, self._usual, self._several = panels, without, usual, several
+        self._panels, self._without, self._defaults, self._several = panels, without, defaults, several
 
     @cached_property
-    def _found(self) -> "Mapping[str, _Placed]":
+    def _placed(self) -> "Mapping[str, _Placed]":
         placed: dict[str, _Placed] = {}
         for panel, settings in self._panels().items():
             for group in settings:
@@ -236,25 +236,25 @@ class Knobs:
         return placed
 
     def parameters(self) -> Iterator[inspect.Parameter]:
-        for knob, _, panel in self._found.values():
+        for knob, _, panel in self._placed.values():
             yield _parameter(knob, panel, default=None, several=self._several and knob.kind is not bool)
 
-    def taken(self, given: Given) -> Given:
-        """Take this group's values out of ``given``. A size may have a unit."""
-        values = {name: given.pop(name) for name in self._found}
+    def take(self, options: Given) -> Given:
+        """Take this group's values out of ``options``. A size may have a unit."""
+        values = {name: options.pop(name) for name in self._placed}
         return {name: self._value(name, value) for name, value in values.items() if value not in (None, [])}
 
     def _value(self, name: str, value: Any) -> Any:
         if isinstance(value, list):
             values = tuple(dict.fromkeys(self._value(name, item) for item in value))
             return values if len(values) > 1 else values[0]
-        return size_of(name, value) if self._found[name].knob.is_size else value
+        return size_of(name, value) if self._placed[name].knob.is_size else value
 
     def helps(self) -> Iterator[tuple[str, str]]:
         """Yield the help text of each option. This reads sources, so call it only to print a help."""
-        defaults = self._usual()
-        for name, (knob, kind, _) in self._found.items():
-            text, default = helps_of(kind).get(name, ""), defaults.get(name, _written(knob.default))
+        defaults = self._defaults()
+        for name, (knob, kind, _) in self._placed.items():
+            text, default = helps_of(kind).get(name, ""), defaults.get(name, _default_text(knob.default))
             if not all(choice in text for choice in knob.choices):
                 text = f"{text.removesuffix('.')}: {', '.join(knob.choices)}."
             yield name, text if default in (None, "") else f"{text.removesuffix('.')} [default: {default}]."
@@ -277,7 +277,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         group = next((mark for mark in getattr(declared, "__metadata__", ()) if isinstance(mark, Knobs)), None)
         if group is None and is_dataclass(declared):
             groups[parameter.name] = declared
-            parameters += _of_dataclass(declared)
+            parameters += _dataclass_parameters(declared)
         elif group is not None:
             groups[parameter.name] = group
             parameters += group.parameters()
@@ -285,10 +285,10 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(annotation=declared))
 
     @wraps(command)
-    def spread_out(**given: Any) -> None:
+    def spread_out(**options: Any) -> None:
         for name, group in groups.items():
-            given[name] = group.taken(given) if isinstance(group, Knobs) else _built(group, given)
-        command(**given)
+            options[name] = group.take(options) if isinstance(group, Knobs) else _build_group(group, options)
+        command(**options)
 
     def helps() -> dict[str, str]:
         texts: dict[str, str] = {}
@@ -306,13 +306,13 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     return spread_out
 
 
-def _built(group: Any, given: Given) -> Any:
-    values = {field.name: given.pop(field.name) for field in fields(group)}
+def _build_group(group: Any, options: Given) -> Any:
+    values = {field.name: options.pop(field.name) for field in fields(group)}
     sizes = {name for name, knob in knobs_of(group).items() if knob.is_size and values[name] is not None}
     return group(**values | {name: size_of(name, values[name]) for name in sizes})
 
 
-def _of_dataclass(group: Any) -> Iterator[inspect.Parameter]:
+def _dataclass_parameters(group: Any) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     knobs = knobs_of(group)
     for field in fields(group):
@@ -322,7 +322,7 @@ def _of_dataclass(group: Any) -> Iterator[inspect.Parameter]:
         else:
             # A path, or an option with several values.
             annotation = declared if _is_option(declared) else Annotated[declared, typer.Option(rich_help_panel=panel)]
-            yield inspect.Parameter(field.name, _KEYWORD, default=_or_required(default), annotation=annotation)
+            yield inspect.Parameter(field.name, _KEYWORD, default=_parameter_default(default), annotation=annotation)
 
 
 def _is_option(declared: Any) -> bool:
@@ -336,14 +336,14 @@ def _parameter(knob: Knob, panel: str | None, *, default: object, several: bool 
     kind: Any = str if knob.is_size else knob.kind
     kind = list[kind] if several else kind
     declared: Any = Annotated[kind | None if default is None else kind, typer.Option(names, rich_help_panel=panel)]
-    return inspect.Parameter(knob.name, _KEYWORD, default=_or_required(default), annotation=declared)
+    return inspect.Parameter(knob.name, _KEYWORD, default=_parameter_default(default), annotation=declared)
 
 
-def _or_required(default: object) -> object:
+def _parameter_default(default: object) -> object:
     return inspect.Parameter.empty if default is MISSING else default
 
 
-def _written(default: object) -> object:
+def _default_text(default: object) -> object:
     """The default as a help shows it; empty if it is off, or not known before the run."""
     if default is MISSING or default is None or default is False:
         return ""
@@ -389,7 +389,7 @@ def engine_knobs(*more: type) -> dict[str, Sequence[type | Some]]:
     }
 
 
-def of_platform() -> Mapping[str, object]:
+def platform_defaults() -> Mapping[str, object]:
     from repro.families.platforms import DllmPart
 
     names = (*(field.name for field in fields(DllmPart)), "memory_limit", "num_prompts")

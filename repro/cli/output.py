@@ -24,11 +24,11 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     """Print a table no wider than the terminal. If it is too wide, columns with the same text in every row become a line above; those
     with numbers only if still needed. Then words of a cell are stacked, and if that is not enough, each row is printed downwards."""
     cells = [tuple(row) for row in rows]
-    width = _room(sys.stdout) or NOT_A_TERMINAL
+    width = _terminal_width(sys.stdout) or NOT_A_TERMINAL
     say(title)
-    if _taken(_lengths(columns, cells, by_word=False)) > width and len(cells) > 1:
+    if _table_width(_lengths(columns, cells, by_word=False)) > width and len(cells) > 1:
         columns, cells = _without_constants(columns, cells, width)
-    if _taken(_lengths(columns, cells, by_word=True)) > width:
+    if _table_width(_lengths(columns, cells, by_word=True)) > width:
         _print_downwards(columns, cells, width)
     else:
         _print_across(columns, cells, width)
@@ -37,11 +37,11 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 def say(text: str, indent: str = "", *, file: TextIO | None = None) -> None:
     """Print a paragraph without secrets. On a terminal we wrap it between words, else we print it as it is."""
     text = without_secrets(text)
-    room = _room(file or sys.stdout)
-    print("\n".join(_broken(text, max(room, 40), indent)) if room else indent + text, file=file)
+    room = _terminal_width(file or sys.stdout)
+    print("\n".join(_wrapped_lines(text, max(room, 40), indent)) if room else indent + text, file=file)
 
 
-def _room(stream: TextIO) -> int:
+def _terminal_width(stream: TextIO) -> int:
     """Return the width of the stream's terminal, in characters. COLUMNS overrides it; 0 if neither is known."""
     if columns := terminal_size_of(os.environ.get("COLUMNS", "")):
         return columns
@@ -51,13 +51,13 @@ def _room(stream: TextIO) -> int:
         return 0
 
 
-def terminal_size_of(told: str) -> int | None:
+def terminal_size_of(text: str) -> int | None:
     """Parse columns or lines as an environment variable gives them; None if no terminal is that large."""
-    size = int(told[:9]) if told.isdecimal() else 0
+    size = int(text[:9]) if text.isdecimal() else 0
     return size if 0 < size <= MOST_COLUMNS else None
 
 
-def _broken(text: str, width: int, indent: str = "") -> list[str]:
+def _wrapped_lines(text: str, width: int, indent: str = "") -> list[str]:
     return textwrap.wrap(
         text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     ) or [indent]
@@ -76,7 +76,7 @@ def _lengths(columns: Sequence[str], rows: Sequence[Sequence[str]], *, by_word: 
     ]
 
 
-def _taken(lengths: Sequence[int]) -> int:
+def _table_width(lengths: Sequence[int]) -> int:
     """Width of a table, in characters of the terminal."""
     return sum(lengths) + len(GAP) * (len(lengths) - 1)
 
@@ -90,7 +90,7 @@ def _without_constants(
     lengths = _lengths(columns, rows, by_word=True)
     kept = [i for i in range(len(columns)) if i not in constant or i in numbers]
     for i in sorted(numbers, key=lambda i: -lengths[i]):
-        if _taken([lengths[i] for i in kept]) <= width:
+        if _table_width([lengths[i] for i in kept]) <= width:
             break
         kept.remove(i)
     kept = kept or [0]
@@ -100,11 +100,11 @@ def _without_constants(
 
 
 def _print_across(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> None:
-    widths = _shared(columns, rows, width)
+    widths = _column_widths(columns, rows, width)
 
     def lines(cells: Sequence[str]) -> list[list[str]]:
         return [
-            [line for part in str(cell).splitlines() or [""] for line in _broken(part, width)]
+            [line for part in str(cell).splitlines() or [""] for line in _wrapped_lines(part, width)]
             for cell, width in zip(cells, widths, strict=True)
         ]
 
@@ -117,14 +117,14 @@ def _print_across(columns: Sequence[str], rows: Sequence[Sequence[str]], width: 
             print(GAP.join(part.ljust(width) for part, width in zip(parts, widths, strict=True)).rstrip())
 
 
-def _shared(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+def _column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """Widths of the columns, each at least its longest word. We give the rest of the terminal to cells before heads, and first to the
     columns that lack least."""
     full = _lengths(columns, rows, by_word=False)
-    if _taken(full) <= width:
+    if _table_width(full) <= width:
         return full
     widths = _lengths(columns, rows, by_word=True)
-    room = width - _taken(widths)
+    room = width - _table_width(widths)
     for targets in (_lengths([""] * len(columns), rows, by_word=False), full):
         lacking = [max(0, targets[i] - widths[i]) for i in range(len(widths))]
         for done, i in enumerate(sorted(range(len(widths)), key=lacking.__getitem__)):
@@ -140,15 +140,15 @@ def _print_downwards(columns: Sequence[str], rows: Sequence[Sequence[str]], widt
         for name, cell in zip(columns, row, strict=True):
             label, parts = f"{name}:", cell.splitlines() or ["-"]
             if len(label) < indent and max(map(len, cell.split()), default=0) <= width - indent:
-                lines = [line for part in parts for line in _broken(part, width - indent)]
+                lines = [line for part in parts for line in _wrapped_lines(part, width - indent)]
                 print(label.ljust(indent) + f"\n{' ' * indent}".join(lines))
             else:
-                lines = [line for part in parts for line in _broken(part, width, "  ")]
-                print(*_broken(label, width), *lines, sep="\n")
+                lines = [line for part in parts for line in _wrapped_lines(part, width, "  ")]
+                print(*_wrapped_lines(label, width), *lines, sep="\n")
 
 
 @contextmanager
-def counting(description: str, total: int | None = None) -> Iterator[Callable[[], None]]:
+def progress_bar(description: str, total: int | None = None) -> Iterator[Callable[[], None]]:
     """Yield a function that advances a progress bar on stderr by one. We draw nothing unless stderr is a capable terminal, and clear the
     bar at the end."""
     from rich.console import Console
@@ -190,6 +190,6 @@ def ratio(mean: float | None, low: float | None = None, high: float | None = Non
     return f"{mean:.{digits}f}x [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def counted(count: int, name: str) -> str:
+def count_text(count: int, name: str) -> str:
     """Format a count like ``1 run`` or ``2 runs``."""
     return f"{count} {name}{'' if count == 1 else 's'}"

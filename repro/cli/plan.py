@@ -19,8 +19,8 @@ from engines.errors import UserError, require
 from engines.knobs import Checked, Memory, Needs, Range, given_to, knobs_of
 from engines.models.shape import DIFFUSION, LLADA_8B, ModelShape
 from repro.cli import options as opt
-from repro.cli.options import Given, Knobs, Some, of_platform
-from repro.cli.output import counted, counting, number, print_json, print_table, say
+from repro.cli.options import Given, Knobs, Some, platform_defaults
+from repro.cli.output import count_text, number, print_json, print_table, progress_bar, say
 from repro.cli.plots import check_plot, save_capacity_plot, save_plot
 from repro.cli.sweep import check_regular, readable
 from repro.families.cost import CostKnobs
@@ -68,12 +68,12 @@ def _memory_knobs() -> dict[str, Sequence[type | Some]]:
     return {opt.ENGINE: (memory, Some(SparsityConfig, ("retention_ratio",)))}
 
 
-def _case(where: Platform, memory_limit: int | None, given: Mapping[str, Any]) -> tuple[str, int, EngineConfig]:
+def _case(platform: Platform, memory_limit: int | None, knobs: Mapping[str, Any]) -> tuple[str, int, EngineConfig]:
     """Return the case's name, its memory in bytes, and its engine settings."""
-    part = where.part(DllmPart)
+    part = platform.part(DllmPart)
     memory = memory_limit or part.memory_bytes
-    config = replace(part.engine, sparsity=given_to(SparsityConfig(), given))
-    return f"{where.name} {memory / 1e9:g} GB", memory, given_to(config, given)
+    config = replace(part.engine, sparsity=given_to(SparsityConfig(), knobs))
+    return f"{platform.name} {memory / 1e9:g} GB", memory, given_to(config, knobs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,11 +106,14 @@ def plan_rows(
 
 
 def plan(
-    *, options: PlanOptions, given: Annotated[Given, Knobs(_memory_knobs, usual=of_platform)], json: opt.Json = False
+    *,
+    options: PlanOptions,
+    knobs: Annotated[Given, Knobs(_memory_knobs, defaults=platform_defaults)],
+    json: opt.Json = False,
 ) -> None:
     """Plan the memory (dLLM-Serve §4.2-4.3) with and without logit decomposition. Simulated: shapes only."""
     platforms = [platform_of(name) for name in options.platform or ["rtx4090", "l40s"]]
-    cases = [_case(platform, options.memory_limit, given) for platform in platforms]
+    cases = [_case(platform, options.memory_limit, knobs) for platform in platforms]
     part = platforms[0].part(DllmPart)
     longest, input_len = min(config.max_model_len for _, _, config in cases) - part.gen_length, options.input_len
     if not 1 <= input_len <= longest:
@@ -263,7 +266,7 @@ def plan_cluster(
     *,
     options: PlanClusterOptions,
     sample: SessionOptions,
-    solved: SolverOptions,
+    solver: SolverOptions,
     plot: Plot = None,
     json: opt.Json = False,
 ) -> None:
@@ -288,8 +291,8 @@ def plan_cluster(
     rate = sample.rate or PLANNING_RATE * options.gpus / (1 if card is None else card.num_gpus)
     options, slo = options.on(gpu, shape), sample.objectives(shape.name, name)
     workload = sample.workload(options.trace, card, options.gpus, rate)
-    planned = _planned(options, workload, solved, shape, gpu, rate, slo)
-    rows = _planned_rows(planned.plans, slo, shape.name)
+    planned = _solve_plans(options, workload, solver, shape, gpu, rate, slo)
+    rows = _cluster_plan_rows(planned.plans, slo, shape.name)
     title = f"{shape.name}, {name if card is None else card.title}, {options.gpus} x {gpu}, {rate:g} sessions/s"
     if plot is not None:
         _save_plans(plot, title, rows, options.obtained)
@@ -308,17 +311,17 @@ def plan_cluster(
     _print_plans(f"{title} ({options.obtained})", rows, planned)
 
 
-def _print_plans(title: str, rows: Sequence[Mapping[str, Any]], found: PlannedCluster) -> None:
+def _print_plans(title: str, rows: Sequence[Mapping[str, Any]], planned: PlannedCluster) -> None:
     print_table(title, tuple(CLUSTER_COLUMNS), [tuple(text(row) for text in CLUSTER_COLUMNS.values()) for row in rows])
     say(f"to run the first: {rows[0]['ran']}")
-    best = found.plans[0]
+    best = planned.plans[0]
     if best.value > 1:
         say(
             f"no split meets both objectives at P95: the best is {best.value:.3g} times over; lower the rate or add GPUs"
         )
     say(
-        f"planned in {found.plan_s:.2f} s, after {found.profile_s:.2f} s of profiling (worst fit error "
-        f"{100 * found.performance.max_error:.1f} %)"
+        f"planned in {planned.plan_s:.2f} s, after {planned.profile_s:.2f} s of profiling (worst fit error "
+        f"{100 * planned.performance.max_error:.1f} %)"
     )
 
 
@@ -328,7 +331,7 @@ def _save_plans(plot: Path, title: str, rows: Sequence[Mapping[str, Any]], obtai
     say(f"files: {', '.join(map(str, save_plot(plot, title, bars, titles)))}", file=sys.stderr)
 
 
-def _planned_rows(plans: Sequence[Plan], slo: Slo, model: str) -> list[dict[str, Any]]:
+def _cluster_plan_rows(plans: Sequence[Plan], slo: Slo, model: str) -> list[dict[str, Any]]:
     from repro.runs.system import options_text
 
     return [
@@ -347,10 +350,10 @@ def _planned_rows(plans: Sequence[Plan], slo: Slo, model: str) -> list[dict[str,
     ]
 
 
-def _planned(
+def _solve_plans(
     options: PlanClusterOptions,
     workload: SessionWorkloadConfig,
-    solved: SolverOptions,
+    solver: SolverOptions,
     shape: ModelShape,
     card: Gpu,
     rate: float,
@@ -359,7 +362,7 @@ def _planned(
     from engines.ampd.planner import PlannerConfig, PlanningWorkload, coefficients, solve
     from repro.families.cluster.ampd_settings import hardware_of, performance_of, profiled_context, sessions_of
 
-    config = PlannerConfig(method=solved.method)  # type: ignore[arg-type]
+    config = PlannerConfig(method=solver.method)  # type: ignore[arg-type]
     path, gpus = workload.trace_path, options.gpus
     with readable("trace-path", None if path is None else Path(path), [options.trace]):
         sample = sessions_of(workload)
@@ -377,7 +380,7 @@ def _planned(
     profiled = time.perf_counter()
     planning = PlanningWorkload(sessions=sample.sessions, rate=rate, slo=slo)
     table = coefficients(performance, planning, degrees, gpus, config.method)
-    plans = solve(table, gpus, top=solved.top, config=config)
+    plans = solve(table, gpus, top=solver.top, config=config)
     end = time.perf_counter()
     require(bool(plans), f"gpus={gpus}: no split into prefill and decode workers uses them all, give an even number")
     return PlannedCluster([*plans], performance, hardware.constants.name, profiled - start, end - profiled)
@@ -451,12 +454,12 @@ class CapacityGoal(Checked):
             prices |= dict.fromkeys([card] if card else platforms, price)
         return prices
 
-    def changes(self, given: Mapping[str, Any]) -> list[Change]:
-        """Return the changes of ``vary``, and with ``audit`` one for leaving out each of the knobs ``given``."""
+    def changes(self, knobs: Mapping[str, Any]) -> list[Change]:
+        """Return the changes of ``vary``, and with ``audit`` one for leaving out each of the knobs ``knobs``."""
         from repro.capacity.readings import Change
 
         require(
-            not self.audit or bool(given), "audit has no effect without a --knob of yours: give one, or leave it out"
+            not self.audit or bool(knobs), "audit has no effect without a --knob of yours: give one, or leave it out"
         )
         changes = []
         for word in self.vary or ():
@@ -465,12 +468,12 @@ class CapacityGoal(Checked):
             for text in values.split(","):
                 value = text if name == "platform" else opt.parse_knobs([f"{name}={text}"], {})[name]
                 changes.append(Change(name=name, value=value))
-        return changes + [Change(name=name, value=None) for name in (given if self.audit else ())]
+        return changes + [Change(name=name, value=None) for name in (knobs if self.audit else ())]
 
-    def question(self, charged: opt.Charged, searched: Searched, knobs: Sequence[str]) -> Question:
+    def question(self, charged: opt.Charged, search_options: Searched, knobs: Sequence[str]) -> Question:
         from repro.capacity.question import Question
 
-        settings = opt.given(model=self.model) | charged.charged
+        settings = opt.given_options(model=self.model) | charged.charged
         return Question(
             systems=self.system or ["dynamo-sim", "vllm-sim"],
             platforms=self.platform or ["h200"],
@@ -484,8 +487,8 @@ class CapacityGoal(Checked):
             },
             slo=self.slo,
             knobs=settings | opt.parse_knobs(knobs, settings),
-            num_prompts=searched.num_prompts,
-            num_seeds=searched.seeds or (1 if self.arrivals == "trace" else 3),
+            num_prompts=search_options.num_prompts,
+            num_seeds=search_options.seeds or (1 if self.arrivals == "trace" else 3),
         )
 
 
@@ -497,7 +500,7 @@ def capacity(
     *,
     options: CapacityGoal,
     charged: opt.Charged,
-    searched: Searched,
+    search_options: Searched,
     knob: opt.KnobTexts = None,
     plot: Plot = None,
     json: opt.Json = False,
@@ -506,7 +509,7 @@ def capacity(
     from repro.capacity.answers import Search
     from repro.capacity.question import parse_sizes
 
-    sizes, question = parse_sizes(options.gpus), options.question(charged, searched, knob or ())
+    sizes, question = parse_sizes(options.gpus), options.question(charged, search_options, knob or ())
     prices = {platform_of(name).name: price for name, price in options.prices(question.platforms).items()}
     objectives = question.objectives()
     if plot is not None:
@@ -517,9 +520,9 @@ def capacity(
     changes = options.changes(question.knobs)
     for change in changes:
         change.of(question).sites(sizes)
-    rate = options.rate if options.autoscale is None else _own_rate(sites[0], options.autoscale)
-    search = Search(question=question, sizes=sizes, rate=rate, resolution=searched.resolution)
-    answers = _searched(search, sites)
+    rate = options.rate if options.autoscale is None else _rate_of_file(sites[0], options.autoscale)
+    search = Search(question=question, sizes=sizes, rate=rate, resolution=search_options.resolution)
+    answers = _run_search(search, sites)
     if question.is_given:
         site = answers[0].site
         as_served = replace(site, cell=replace(site.cell, rate=answers[0].rate or site.cell.rate))
@@ -531,15 +534,15 @@ def capacity(
         "unit": sites[0].unit,
         "seeds": question.num_seeds,
         "arrivals": options.arrivals,
-        "resolution": searched.resolution,
+        "resolution": search_options.resolution,
     }
     notes = _capacity_notes(answers, rows, options)
     served = [pair for pair in zip(answers, rows, strict=True) if pair[0].plan is not None]
-    decision = _decided(served, searched.resolution, notes)
-    steps = _stepped(served, sizes, options.autoscale, notes) if options.autoscale is not None else []
-    if (searched.seeds or 0) >= FEWEST_SEEDS and rate is None:
-        notes += _margins(served, searched.resolution)
-    effects = _effects(question, served, changes, searched.resolution, notes) if changes else []
+    decision = _decision_facts(served, search_options.resolution, notes)
+    steps = _step_rows(served, sizes, options.autoscale, notes) if options.autoscale is not None else []
+    if (search_options.seeds or 0) >= FEWEST_SEEDS and rate is None:
+        notes += _margin_notes(served, search_options.resolution)
+    effects = _effect_rows(question, served, changes, search_options.resolution, notes) if changes else []
     if json:
         print_json({**inputs, "answers": rows, "decides": decision, "effects": effects, "notes": notes})
     else:
@@ -549,13 +552,13 @@ def capacity(
             say(line)
     if plot is not None and rows:
         title = f"{Path(options.workload).name}: {inputs['slo']}"
-        files = _drawn_readings(plot, title, steps, effects) or save_capacity_plot(
+        files = _draw_readings(plot, title, steps, effects) or save_capacity_plot(
             plot, title, rows, sites[0].unit, rate is not None
         )
         say(f"files: {', '.join(map(str, files))}", file=sys.stderr)
 
 
-def _searched(search: Search, sites: Sequence[Site]) -> list[Answer]:
+def _run_search(search: Search, sites: Sequence[Site]) -> list[Answer]:
     """Run the search. Prints on stderr beforehand how long it takes, and afterwards what it tried."""
     from repro.capacity.readings import outlook
 
@@ -564,17 +567,17 @@ def _searched(search: Search, sites: Sequence[Site]) -> list[Answer]:
     unit = sites[0].unit.partition("/")[0]
     runs = f"some {estimate.likely:,} simulations of {prompts} {unit}, at most {estimate.most:,}"
     say(f"search: {runs}, about {estimate.seconds:.0f} s", file=sys.stderr)
-    with counting("deployments") as advance:
+    with progress_bar("deployments") as advance:
         answers = search.answers(sites, advance)
     plans, runs = (sum(getattr(answer, name) for answer in answers) for name in ("num_simulated", "num_runs"))
     say(
-        f"search: {counted(plans, 'plan')} tried in {counted(runs, 'run')}, {time.perf_counter() - start:.0f} s",
+        f"search: {count_text(plans, 'plan')} tried in {count_text(runs, 'run')}, {time.perf_counter() - start:.0f} s",
         file=sys.stderr,
     )
     return answers
 
 
-def _decided(served: Served, resolution: float, notes: list[str]) -> dict[str, Any]:
+def _decision_facts(served: Served, resolution: float, notes: list[str]) -> dict[str, Any]:
     """Find which choice makes the best answer beat the next system on as many GPUs of the card, or else its own next best. Adds a
     sentence to ``notes``."""
     from repro.capacity.readings import choices_of
@@ -588,16 +591,16 @@ def _decided(served: Served, resolution: float, notes: list[str]) -> dict[str, A
     next_best = None if answer.next_best is None else answer.next_best[0]
     choices, runs = choices_of(answer, next_best if rival is None else rival.plan, resolution)
     choice_rows = [
-        {"chosen": _unlike(each.chosen, each.instead), "instead": _unlike(each.instead, each.chosen), "rate": each.rate}
+        {"chosen": _extras(each.chosen, each.instead), "instead": _extras(each.instead, each.chosen), "rate": each.rate}
         for each in choices
     ]
-    if sentence := _decision_said(best, choice_rows, rival):
+    if sentence := _decision_text(best, choice_rows, rival):
         notes.append(f"{row['system']} on {row['gpus']} x {row['platform']} {sentence}")
     versus = None if rival is None else {"system": rival.site.title, "rate": rival.rate}
     return {"system": row["system"], "versus": versus, "runs": runs, "choices": choice_rows}
 
 
-def _unlike(setting: Setting, other: Setting) -> str:
+def _extras(setting: Setting, other: Setting) -> str:
     """The pairs of a setting that the other setting lacks."""
     from repro.runs.system import setting_text
 
@@ -605,7 +608,7 @@ def _unlike(setting: Setting, other: Setting) -> str:
     return pairs or " and ".join(f"{name} by default" for name, _ in other if name not in dict(setting))
 
 
-def _decision_said(best: float, choices: Sequence[Mapping[str, Any]], rival: Answer | None) -> str | None:
+def _decision_text(best: float, choices: Sequence[Mapping[str, Any]], rival: Answer | None) -> str | None:
     """A sentence about the choice that costs most, with the rival that it beats; None if no choice decides."""
     rival_rate = best if rival is None or rival.rate is None else rival.rate
     ahead = "" if rival is None else f"is ahead of {rival.site.title}"
@@ -627,13 +630,13 @@ def _print_readings(steps: Sequence[Mapping[str, str]], effects: Sequence[Mappin
         print_table("GPUs by step", tuple(steps[0]), [tuple(step.values()) for step in steps])
     if effects:
         cells = [
-            (*[str(row[name]) for name in EFFECT], _plan_said(row), number(row["rate"], 3), number(row["percent"]))
+            (*[str(row[name]) for name in EFFECT], _plan_text(row), number(row["rate"], 3), number(row["percent"]))
             for row in effects
         ]
         print_table("With one change, all else held", (*EFFECT, "plan", "rate /s", "% of as asked"), cells)
 
 
-def _drawn_readings(
+def _draw_readings(
     plot: Path, title: str, steps: Sequence[Mapping[str, str]], effects: Sequence[Mapping[str, Any]]
 ) -> tuple[Path, Path] | None:
     """Draw the effects as points about a line at the rate as asked (a tornado), or the GPUs of steps as bars. None without either."""
@@ -652,7 +655,7 @@ def _drawn_readings(
     return save_plot(plot, title, plotted, {name: f"GPUs: {name}" for name in columns})
 
 
-def _own_rate(site: Site, hours: float) -> float:
+def _rate_of_file(site: Site, hours: float) -> float:
     """Return sessions/s at the file's own times."""
     from repro.capacity.sites import ClusterSite
 
@@ -662,7 +665,7 @@ def _own_rate(site: Site, hours: float) -> float:
     return rate
 
 
-def _stepped(served: Served, sizes: Sizes, hours: float, notes: list[str]) -> list[dict[str, str]]:
+def _step_rows(served: Served, sizes: Sizes, hours: float, notes: list[str]) -> list[dict[str, str]]:
     """Add to the rows what each step needs, and to ``notes`` how much that saves. Returns the rows of a table by step."""
     from repro.capacity.readings import stepped
 
@@ -695,7 +698,7 @@ FEWEST_SEEDS = 3
 """The fewest seeds that give an interval."""
 
 
-def _margins(served: Served, resolution: float) -> list[str]:
+def _margin_notes(served: Served, resolution: float) -> list[str]:
     """Compare the best rate per number of GPUs with the others: ratios with intervals over seeds. Adds rates by seed to rows."""
     from repro.capacity.readings import rates_by_seed
     from repro.runs.statistics import paired_ratio
@@ -710,7 +713,7 @@ def _margins(served: Served, resolution: float) -> list[str]:
             ends = "" if ratio.low is None or ratio.high is None else f" [{ratio.low:.3g}, {ratio.high:.3g}]"
             pair = [f"{entry['system']} on {entry['gpus']} x {entry['platform']}" for entry in (first, row)]
             notes.append(
-                f"{pair[0]} serves {ratio.mean:.3g}{ends} times what {pair[1]} does (95 %, {counted(ratio.n, 'seed')})"
+                f"{pair[0]} serves {ratio.mean:.3g}{ends} times what {pair[1]} does (95 %, {count_text(ratio.n, 'seed')})"
             )
     return notes
 
@@ -718,7 +721,7 @@ def _margins(served: Served, resolution: float) -> list[str]:
 EFFECT = ("system", "platform", "gpus", "change")
 
 
-def _effects(
+def _effect_rows(
     question: Question, served: Served, changes: Sequence[Change], resolution: float, notes: list[str]
 ) -> list[dict[str, Any]]:
     """Return a row for each change of each answer. Adds to ``notes`` which changes had no effect."""
@@ -726,7 +729,7 @@ def _effects(
 
     effects = []
     for answer, _ in served:
-        with counting("changes") as advance:
+        with progress_bar("changes") as advance:
             baseline, *variants = varied(question, answer, changes, resolution, advance)
         rows: list[dict[str, Any]] = []
         for change, variant in zip((None, *changes), (baseline, *variants), strict=True):
@@ -742,7 +745,7 @@ def _effects(
     return effects
 
 
-def _plan_said(row: Mapping[str, Any]) -> str:
+def _plan_text(row: Mapping[str, Any]) -> str:
     return " ".join(filter(None, (row["plan"] or "none", row["schedule"])))
 
 
@@ -777,17 +780,17 @@ def _answer_row(answer: Answer, objectives: Sequence[Objective], price: float | 
         "simulated_plans": answer.num_simulated,
         "runs": answer.num_runs,
         "obtained": site.obtained,
-        "ran": None if cell is None else _ran(cell, site.hardware()[0]),
-        "next_best": answer.next_best and {"plan": _named(answer.next_best[0]), "rate": answer.next_best[1]},
+        "ran": None if cell is None else _options_text(cell, site.hardware()[0]),
+        "next_best": answer.next_best and {"plan": _plan_name(answer.next_best[0]), "rate": answer.next_best[1]},
         "cell": cell and cell.written(),
     }
 
 
-def _named(plan: CapacityPlan) -> str:
+def _plan_name(plan: CapacityPlan) -> str:
     return " ".join(filter(None, (plan.name, plan.schedule)))
 
 
-def _ran(cell: Cell, shape: ModelShape) -> str:
+def _options_text(cell: Cell, shape: ModelShape) -> str:
     """A cell's settings written as options, without those that the question sets."""
     from repro.capacity.sites import SET_HERE
     from repro.runs.system import options_text, settings_of
@@ -800,13 +803,13 @@ def _ran(cell: Cell, shape: ModelShape) -> str:
 
 
 def _print_answers(
-    rows: Sequence[Mapping[str, Any]], about: Mapping[str, Any], model: str, objectives: Sequence[Objective]
+    rows: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any], model: str, objectives: Sequence[Objective]
 ) -> None:
     columns: dict[str, list[str]] = {
         "system": [row["system"] for row in rows],
         "card": [row["platform"] for row in rows],
         "GPUs": [str(row["gpus"]) for row in rows],
-        "plan": [_plan_said(row) for row in rows],
+        "plan": [_plan_text(row) for row in rows],
         "rate /s": ["-" if row["rate"] is None else f"{row['rate']:.4g}" for row in rows],
         "met %": [number(row["session_attainment"], scale=100) for row in rows],
         "good /s": ["-" if row["goodput"] is None else f"{row['goodput']:.4g}" for row in rows],
@@ -826,8 +829,8 @@ def _print_answers(
     columns["binds"] = [f"{name[0].upper()} {name[1]}" if len(name) > 1 else name[0] for name in binds]
     obtained = ", ".join(sorted({row["obtained"] for row in rows}))
     title = (
-        f"{model}, {Path(about['workload']).name}: {about['slo']}; {about['unit']} within {100 * about['resolution']:g} %, "
-        f"{counted(about['seeds'], 'seed')} ({obtained})"
+        f"{model}, {Path(inputs['workload']).name}: {inputs['slo']}; {inputs['unit']} within {100 * inputs['resolution']:g} %, "
+        f"{count_text(inputs['seeds'], 'seed')} ({obtained})"
     )
     print_table(title, tuple(columns), list(zip(*columns.values(), strict=True)))
     for row in rows:
@@ -840,7 +843,7 @@ def _capacity_notes(answers: Sequence[Answer], rows: Sequence[Mapping[str, Any]]
     from repro.capacity.sites import LASTING
 
     plans, simulated, runs = (sum(row[name] for row in rows) for name in ("plans", "simulated_plans", "runs"))
-    notes = [f"{counted(plans, 'plan')}, {simulated} of them simulated, in {counted(runs, 'run')}"]
+    notes = [f"{count_text(plans, 'plan')}, {simulated} of them simulated, in {count_text(runs, 'run')}"]
     bursts = {}
     for answer, row in zip(answers, rows, strict=True):
         label = f"{row['system']} on {row['gpus']} x {row['platform']}"
@@ -854,7 +857,7 @@ def _capacity_notes(answers: Sequence[Answer], rows: Sequence[Mapping[str, Any]]
                 math.ceil(row["num_prompts"] * LASTING / row["arrivals_over_stay"]),
             )
         if answer.next_best is not None and answer.plan is not None:
-            detail = f"next best {_named(answer.next_best[0])} {answer.next_best[1]:.4g} /s"
+            detail = f"next best {_plan_name(answer.next_best[0])} {answer.next_best[1]:.4g} /s"
             notes.append(f"{label}: {detail}")
         if not answer.is_monotone:
             notes.append(f"{label}: a fifth less is not served, so the rate is no capacity: add seeds or requests")

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from repro.workbench.accuracy import Curve, Point
 
 
-def check_plot(path: Path, *read: str | Path) -> None:
-    """Before any work, check that the plot and its CSV can be written. ``read`` are the files that the command reads."""
+def check_plot(path: Path, *inputs: str | Path) -> None:
+    """Before any work, check that the plot and its CSV can be written. ``inputs`` are the files that the command reads."""
     if path.suffix not in (".png", ".pdf"):
         raise UserError(f"plot={str(path)!r} is no file of a plot: give one that ends in .png or .pdf")
     for file in (path, path.with_suffix(".csv")):
-        writable_file("plot", file, *map(Path, read))
+        writable_file("plot", file, *map(Path, inputs))
 
 
 def save_plot(
@@ -42,7 +42,7 @@ def save_plot(
     (panels,) = figure.subplots(1, len(titles), sharey=True, squeeze=False)
     labels = [f"{row['label']}{'' if row['valid'] else ' (INVALID)'}" for row in rows]
     for axes, (column, axis_title) in zip(panels, titles.items(), strict=True):
-        arms = [_arms(row, column) for row in rows]
+        arms = [_error_bar(row, column) for row in rows]
         error = {"xerr": list(zip(*arms, strict=True)), "capsize": 3} if any(map(any, arms)) else {}
         if column in guides:
             axes.axvline(guides[column], color="#888888", linestyle="--", linewidth=1)
@@ -58,7 +58,7 @@ def save_plot(
     return save_drawn(path, figure, rows)
 
 
-def _arms(row: Mapping[str, Any], column: str) -> tuple[float, float]:
+def _error_bar(row: Mapping[str, Any], column: str) -> tuple[float, float]:
     """The distances from a value down and up to the ends of its interval."""
     value, low, high = (row.get(name) for name in (column, f"{column}_low", f"{column}_high"))
     if value is not None and low is not None and high is not None:
@@ -92,7 +92,7 @@ COSTS = {PER_PROCESSOR: "tokens per\nprocessor second", SPEED: "tokens/s", ROWS:
 def save_accuracy_plot(path: Path, curves: "Sequence[Curve]", rows: Sequence[Mapping[str, Any]]) -> tuple[Path, Path]:
     """Draw a column of panels for each task: accuracy with Wilson's 95 % intervals, and below it the cost of each point. Without an axis,
     draw bars."""
-    flat = [_flat(row, list(curves[0].points[0].knobs)) for row in rows]
+    flat = [_flat_row(row, list(curves[0].points[0].knobs)) for row in rows]
     if any(curve.axis is None for curve in curves):
         labelled = [{"label": f"{row['task']}: {row['system']}{row['setting']}", **row} for row in flat]
         return save_plot(path, "Accuracy", labelled, {"accuracy_percent": "solved (%)", SPEED: "throughput (tok/s)"})
@@ -131,7 +131,7 @@ def _accuracy(axes: "Axes", curves: "Sequence[Curve]", task: str) -> None:
         ]
         # Shift intervals at one ratio apart, so that they do not overlap.
         shift = (index - (len(curves) - 1) / 2) * 0.012 * (max(curve.places) - min(curve.places))
-        axes.errorbar([x + shift for x, _ in solved], values, yerr=arms, label=curve.label, capsize=3, **_look(index))
+        axes.errorbar([x + shift for x, _ in solved], values, yerr=arms, label=curve.label, capsize=3, **_style(index))
     nums = {share["n"] for curve in curves for point in curve.points if (share := point.share()) is not None}
     for curve, label in _references(curves):
         if (dense := curve.reference.share()) is not None:
@@ -145,7 +145,7 @@ def _accuracy(axes: "Axes", curves: "Sequence[Curve]", task: str) -> None:
 def _cost(axes: "Axes", curves: "Sequence[Curve]", cost: str) -> None:
     for index, curve in enumerate(curves):
         means = [(x, point.mean(cost)) for x, point in zip(curve.places, curve.points, strict=True)]
-        axes.plot([x for x, y in means if y is not None], [y for _, y in means if y is not None], **_look(index))
+        axes.plot([x for x, y in means if y is not None], [y for _, y in means if y is not None], **_style(index))
     for curve, _ in _references(curves):
         if (dense := curve.reference.mean(cost)) is not None:
             axes.axhline(dense, color=GREY, linestyle="--", linewidth=1)
@@ -171,16 +171,16 @@ def _references(curves: "Sequence[Curve]") -> "list[tuple[Curve, str | None]]":
     return references
 
 
-def _look(place: int) -> dict[str, Any]:
+def _style(index: int) -> dict[str, Any]:
     return {
-        "color": COLORS[place % len(COLORS)],
-        "marker": MARKERS[place % len(MARKERS)],
+        "color": COLORS[index % len(COLORS)],
+        "marker": MARKERS[index % len(MARKERS)],
         "markersize": 4,
         "linewidth": 1.2,
     }
 
 
-def _flat(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _flat_row(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Flatten a row for the CSV, with one number per column. ``names`` are the knobs that tell rows apart."""
     flat = dict(row)
     for name in ("accuracy", "accuracy_strict"):

@@ -7,7 +7,7 @@ import typer
 
 from engines.errors import UserError, require
 from repro.cli import options as opt
-from repro.cli.output import counting, print_json, say
+from repro.cli.output import print_json, progress_bar, say
 from repro.files import readable_folder, replace_text, writable_file
 from repro.paths import IS_INSTALLED, RESULTS
 
@@ -47,7 +47,7 @@ def report(
     if guide:
         text = guide_of(root)
     else:
-        with counting("pictures:") as advance:
+        with progress_bar("pictures:") as advance:
             page = contents(root, store, advance)
         text = html(page)
         papers = {paper.name: [section.name for section in sections] for paper, sections in page["papers"]}

@@ -64,11 +64,11 @@ def lengths_line(runs: Iterable[StoredRun]) -> str:
         prompts, outputs = ([length[i] for length in lengths if length[i] is not None] for i in (0, 1))
         scales = sorted({length.length_scale for length in lengths} - {1.0})
         scaled = f" (x {', '.join(f'{scale:g}' for scale in scales)})" if scales else ""
-        parts.append(f"{dataset} {_span(prompts)}{scaled} / {_span(outputs)}")
+        parts.append(f"{dataset} {_span_text(prompts)}{scaled} / {_span_text(outputs)}")
     return f"mean tokens of a prompt / of an answer: {'; '.join(parts)}"
 
 
-def _span(means: Sequence[float | None]) -> str:
+def _span_text(means: Sequence[float | None]) -> str:
     sorted_means = sorted(mean for mean in means if mean is not None)
     texts = list(dict.fromkeys(number(mean, 0) for mean in (sorted_means[:1] + sorted_means[-1:])))
     return " to ".join(texts) or "-"
@@ -92,9 +92,9 @@ def print_runs(rows: Sequence[Sequence[StoredRun]], varied: Sequence[str] = ()) 
         columns = {f"rate {of_family.unit}/s" if title == "rate" else title: cells for title, cells in columns.items()}
         if of_family.ends_at_first_token:
             columns = {f"TTFT {title}" if title.endswith(" s") else title: cells for title, cells in columns.items()}
-        knob_cells = {name: [_knob(row.run, name) for row in table_rows] for name in varied if name != "reading"}
+        knob_cells = {name: [_knob_text(row.run, name) for row in table_rows] for name in varied if name != "reading"}
         columns = {"system": columns.pop("system"), **knob_cells, **columns}
-        columns |= {column.title: [_shown(row, column) for row in table_rows] for column in shown}
+        columns |= {column.title: [_column_text(row, column) for row in table_rows] for column in shown}
         if any(len(row.runs) > 1 for row in table_rows):
             columns["runs"] = [str(len(row.runs)) for row in table_rows]
         if any(row.run.ran for row in table_rows):
@@ -151,24 +151,24 @@ class _Row(NamedTuple):
     def run(self) -> StoredRun:
         return self.runs[0]
 
-    def over(self, of: Callable[[StoredRun], float | None], digits: int = 1, *, scale: float = 1.0) -> str:
+    def text_of(self, number_of: Callable[[StoredRun], float | None], digits: int = 1, *, scale: float = 1.0) -> str:
         """Format a number of the run. For repeats, format the mean over the valid ones, with its interval."""
         from repro.runs.statistics import mean_interval
 
         if len(self.runs) == 1:
-            return number(of(self.run), digits, scale=scale)
-        interval = mean_interval(known(of(run) for run in self.runs if run.validity.valid))
+            return number(number_of(self.run), digits, scale=scale)
+        interval = mean_interval(without_none(number_of(run) for run in self.runs if run.validity.valid))
         return number(interval.mean, digits, scale=scale, half_width=interval.half_width)
 
     def latency(self, part: str) -> str:
-        return self.over(lambda run: run.summary["e2el_s"][part], 2)
+        return self.text_of(lambda run: run.summary["e2el_s"][part], 2)
 
-    def tokens(self, which: str) -> str:
-        lengths = known(getattr(length, which) for length in self.lengths)
+    def tokens(self, name: str) -> str:
+        lengths = without_none(getattr(length, name) for length in self.lengths)
         return number(sum(lengths) / len(lengths) if lengths else None)
 
 
-def known(values: Iterable[float | None]) -> list[float]:
+def without_none(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
@@ -191,7 +191,7 @@ COLUMNS: Mapping[str, Callable[[_Row], str]] = {
     "output tok": lambda row: row.tokens("mean_output_tokens"),
     "platform": lambda row: row.run.cell.platform,
     "rate": lambda row: rate_of(row.run),
-    "tok/s": lambda row: row.over(lambda run: run.summary["throughput_tok_s"]),
+    "tok/s": lambda row: row.text_of(lambda run: run.summary["throughput_tok_s"]),
     "mean s": lambda row: row.latency("mean"),
     "p50 s": lambda row: row.latency("p50"),
     "p90 s": lambda row: row.latency("p90"),
@@ -199,31 +199,31 @@ COLUMNS: Mapping[str, Callable[[_Row], str]] = {
 }
 
 
-def _knob(run: StoredRun, name: str) -> str:
+def _knob_text(run: StoredRun, name: str) -> str:
     value = run.cell.knob_values.get(name)
     return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _shown(row: _Row, each: SummaryColumn) -> str:
-    if each.is_predicted:
-        return _predicted(row, each)
+def _column_text(row: _Row, column: SummaryColumn) -> str:
+    if column.is_predicted:
+        return _predicted_text(row, column)
 
     def value(run: StoredRun) -> Any:
-        metric = run.summary[each.metric]
-        return metric if each.stat is None else metric.get(each.stat)
+        metric = run.summary[column.metric]
+        return metric if column.stat is None else metric.get(column.stat)
 
-    if each.is_share:
-        return row.over(value, scale=100) + " %" if known(map(value, row.runs)) else "-"
+    if column.is_share:
+        return row.text_of(value, scale=100) + " %" if without_none(map(value, row.runs)) else "-"
     first = value(row.run)
-    if len(row.runs) == 1 and isinstance(first, int) and each.scale == 1:
+    if len(row.runs) == 1 and isinstance(first, int) and column.scale == 1:
         return str(first)
-    return row.over(value, scale=each.scale)
+    return row.text_of(value, scale=column.scale)
 
 
-def _predicted(row: _Row, each: SummaryColumn) -> str:
+def _predicted_text(row: _Row, column: SummaryColumn) -> str:
     """Format what the simulator predicted for the run, or for the first of repeats."""
-    if (predicted := row.run.facts["simulated"].get(each.metric)) is None:
+    if (predicted := row.run.facts["simulated"].get(column.metric)) is None:
         return "-"
-    if each.is_share:
+    if column.is_share:
         return f"{percent(predicted['predicted'])} ({100 * predicted['error']:+.0f} points)"
-    return f"{number(predicted['predicted'], scale=each.scale)} ({100 * predicted['error']:+.0f} %)"
+    return f"{number(predicted['predicted'], scale=column.scale)} ({100 * predicted['error']:+.0f} %)"

@@ -15,27 +15,27 @@ from engines.errors import require
 from engines.knobs import check_given, given_to, knobs_of
 from engines.server.settings import SCHEDULERS, SYSTEM, ArSettings, ServerSettings, scheduler_knobs
 from repro.cli import options as opt
-from repro.cli.options import Given, Knobs, Some, answer_knobs, model_knobs, of_platform
+from repro.cli.options import Given, Knobs, Some, answer_knobs, model_knobs, platform_defaults
 from repro.cli.output import say
 
 if TYPE_CHECKING:
     from repro.serving import ArModel, BlockModel, DllmModel
 
 
-def _served() -> dict[str, Sequence[type | Some]]:
+def _knob_groups() -> dict[str, Sequence[type | Some]]:
     model = model_knobs()
     return {**model, opt.ENGINE: (*model[opt.ENGINE], EngineConfig, ArSettings), **answer_knobs()}
 
 
-def _usual() -> Mapping[str, object]:
+def _defaults() -> Mapping[str, object]:
     """Return defaults as the help shows them: for a diffusion LLM, its platform's."""
-    values = dict(of_platform())
+    values = dict(platform_defaults())
     for name in ("max_num_batched_tokens", "max_num_seqs", "gen_length"):
         values[name] = f"{values[name]}; of ar {knobs_of(ArSettings)[name].default}"
     return {**values, "scheduler": f"phase; of ar the first of {', '.join(SCHEDULERS)}", "memory_limit": "the device's"}
 
 
-KNOBS = Knobs(_served, without=("model", "tensor_parallel", "profile_every", "logit_rows"), usual=_usual)
+KNOBS = Knobs(_knob_groups, without=("model", "tensor_parallel", "profile_every", "logit_rows"), defaults=_defaults)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class ServeOptions:
     """The name that requests call the model by [default: the model]."""
 
     @property
-    def chosen(self) -> str:
+    def chosen_system(self) -> str:
         from repro.families.block.settings import NAME
         from repro.serving import is_block, is_causal
 
@@ -89,7 +89,7 @@ def serve(
     listening: Annotated[Given, Knobs(lambda: {opt.SERVER: (LISTENING,)})],
     api_key: ApiKey = None,
     allow_origin: AllowOrigin = None,
-    given: Annotated[Given, KNOBS],
+    knobs: Annotated[Given, KNOBS],
     knob: opt.KnobTexts = None,
 ) -> None:
     """Serve completions and chat over HTTP until SIGTERM or Ctrl-C. Generation options set the defaults of requests."""
@@ -102,29 +102,29 @@ def serve(
         f"served_model_name={name!r} is empty: give the name that requests call the model, or leave it out",
     )
     require(
-        "stop_at_eos" not in given,
+        "stop_at_eos" not in knobs,
         "stop_at_eos has no effect on a server, where a request ends at its end unless it says ignore_eos: leave it out",
     )
-    served = _served_model(options, given | opt.parse_knobs(knob or (), given), name)
+    served = _served_model(options, knobs | opt.parse_knobs(knob or (), knobs), name)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     run(served, served.codec(), settings, lambda line: say(line, file=sys.stderr))
 
 
 def _served_model(
-    options: ServeOptions, given: Mapping[str, Any], name: str | None
+    options: ServeOptions, knobs: Mapping[str, Any], name: str | None
 ) -> "DllmModel | BlockModel | ArModel":
     from repro.families.block.settings import NAME
     from repro.serving import ArModel, BlockModel, DllmModel
 
-    knobs = {**opt.given(model=options.model), **given}
-    if options.chosen == NAME:
+    knobs = {**opt.given_options(model=options.model), **knobs}
+    if options.chosen_system == NAME:
         return BlockModel.of(platform=options.platform or "cpu-tiny", knobs=knobs, name=name)
-    if options.chosen != SYSTEM:
+    if options.chosen_system != SYSTEM:
         platform = options.platform or "cpu-tiny"
-        return DllmModel.of(system=options.chosen, platform=platform, knobs=opt.with_steps(knobs), name=name)
+        return DllmModel.of(system=options.chosen_system, platform=platform, knobs=opt.with_steps(knobs), name=name)
     names = scheduler_knobs(str(knobs.get("scheduler", SCHEDULERS[0])), tuple(knobs.items()))
-    check_given(opt.given(platform=options.platform, **knobs), ArSettings, names, who=f"system={SYSTEM!r}")
+    check_given(opt.given_options(platform=options.platform, **knobs), ArSettings, names, who=f"system={SYSTEM!r}")
     require(
         options.model is not None,
         f"model is missing with system={SYSTEM!r}: give a Qwen2, Qwen3, Llama or Mistral checkpoint, or tiny-qwen2",

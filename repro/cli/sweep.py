@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from engines.data import open_file
 from engines.errors import RunError, UserError
-from repro.cli.output import counted, say
+from repro.cli.output import count_text, say
 from repro.runs.cell import Cell
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def run_sweep(
             raise
 
 
-def held_alike(cells: Sequence[Cell], varied: Sequence[str]) -> list[Cell]:
+def with_common_search(cells: Sequence[Cell], varied: Sequence[str]) -> list[Cell]:
     """Give cells that differ only in ``varied`` knobs one common search, and tell each search on stderr."""
     from repro.runs.tuning import with_tuned_knobs
 
@@ -88,41 +88,41 @@ def say_what_runs(sweep: "Sweep") -> None:
         return
     repeats = len({experiment.cell.seed for experiment in measured})
     turns = f", {repeats} repeats in turns" if repeats > 1 else ""
-    say(f"{counted(len(measured), 'run')} to measure{turns}", file=sys.stderr)
+    say(f"{count_text(len(measured), 'run')} to measure{turns}", file=sys.stderr)
 
 
 def say_what_ran(outcomes: "Sequence[CellOutcome]", root: Path) -> None:
     """Print on stderr how many runs were done and reused, and why."""
-    for line in what_ran(outcomes, root):
+    for line in outcome_lines(outcomes, root):
         say(line, file=sys.stderr)
 
 
-def what_ran(outcomes: "Sequence[CellOutcome]", root: Path) -> Iterator[str]:
+def outcome_lines(outcomes: "Sequence[CellOutcome]", root: Path) -> Iterator[str]:
     ran = sum(outcome.status == "ran" for outcome in outcomes)
     reused = [outcome for outcome in outcomes if outcome.status == "reused"]
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
-    line = f"{counted(ran, 'run')} done, {len(reused)} reused"
+    line = f"{count_text(ran, 'run')} done, {len(reused)} reused"
     if reused:
         line += f" (e.g. {reused[0].reason}; --force runs them again)"
     yield f"{line}; runs: {root}"
     for outcome in failed:
         yield f"failed {outcome.cell.folder_name}: {outcome.reason}"
     runs = [outcome.run for outcome in outcomes if outcome.run is not None]
-    yield from dict.fromkeys(_search_made(run) for run in runs if "tuned" in run.facts)
+    yield from dict.fromkeys(_search_text(run) for run in runs if "tuned" in run.facts)
     invalid = [(run, run.validity.reasons) for run in runs if not run.validity.valid]
     warned = [(run, run.validity.warnings) for run in runs if run.validity.warnings]
     for kind, listed in (("INVALID", invalid), ("warning", warned)):
         for run, reasons in listed[:MAX_WARNED]:
             yield f"{kind} {run.cell.folder_name}: {'; '.join(reasons)}"
         if len(listed) > MAX_WARNED:
-            yield f"{kind}: so too {counted(len(listed) - MAX_WARNED, 'more run')}"
+            yield f"{kind}: so too {count_text(len(listed) - MAX_WARNED, 'more run')}"
 
 
-def _search_made(run: "StoredRun") -> str:
+def _search_text(run: "StoredRun") -> str:
     from repro.runs.system import setting_text
 
     tuned = run.facts["tuned"]
-    tried = f"{counted(tuned['candidates'], 'setting')} tried in {counted(tuned['trials'], 'trial')}"
+    tried = f"{count_text(tuned['candidates'], 'setting')} tried in {count_text(tuned['trials'], 'trial')}"
     best, *next_best = (
         setting_text(tuple(each.items())) for each in (tuned["chosen"], tuned.get("next_best", {}).get("setting", {}))
     )
@@ -139,30 +139,30 @@ def is_failure(outcome: "CellOutcome") -> bool:
 def require_folders(cells: Sequence[Cell], store: "Store", figure: str, command: str) -> None:
     """Like ``require_runs``, but cheaper: it refuses cells for which the store has no run at all, without drawing their requests."""
     if missing := store.surely_missing(cells):
-        raise _missing(len(missing), len(cells), f"{missing[0].folder_prefix}: not stored", figure, command)
+        raise _missing_error(len(missing), len(cells), f"{missing[0].folder_prefix}: not stored", figure, command)
 
 
 def require_runs(sweep: "Sweep", figure: str, command: str) -> None:
     """Refuse to continue if a run is missing; ``command`` makes the runs."""
     if missing := sweep.missing:
-        raise _missing(
+        raise _missing_error(
             len(missing), sweep.num_cells, f"{missing[0].folder_name}: {sweep.why(missing[0])}", figure, command
         )
 
 
-def _missing(num_missing: int, num_cells: int, first: str, figure: str, command: str) -> UserError:
+def _missing_error(num_missing: int, num_cells: int, first: str, figure: str, command: str) -> UserError:
     return UserError(
         f"{num_missing} of {num_cells} runs behind {figure} are missing (first: {first}): run this first: {command}"
     )
 
 
-def require_alike(runs: "Iterable[StoredRun]", what: str) -> None:
+def require_alike(runs: "Iterable[StoredRun]", subject: str) -> None:
     """Refuse to compare runs that were measured on different machines."""
     from repro.runs.provenance import differing_facts
 
     for name, values in differing_facts([run.machine for run in runs if run.machine is not None]).items():
         raise UserError(
-            f"runs behind {what} were measured on unlike machines ({name}: {'; '.join(sorted(set(values)))}): measure them "
+            f"runs behind {subject} were measured on unlike machines ({name}: {'; '.join(sorted(set(values)))}): measure them "
             f"alike with --force, or in a new --result-dir"
         )
 

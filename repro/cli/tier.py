@@ -48,11 +48,11 @@ def run_tier(tier: TierName, result_dir: Path | None, jobs: int | None, *, force
     for index, command in enumerate(selected, start=1):
         say(f"{index} of {len(selected)}: {command}", file=sys.stderr)
         try:
-            costs.append(spend(command, *_options(command, result_dir, jobs, force=force)))
+            costs.append(spend(command, *_command_options(command, result_dir, jobs, force=force)))
         except RunError as error:
             failed[command] = str(error)
     file = replace_text(folder / f"tier-{tier}.csv", costs_csv(costs))
-    rows = _compared(selected, Store(result_dir or LOCAL, accept_other_machine=True))
+    rows = _claim_rows(selected, Store(result_dir or LOCAL, accept_other_machine=True))
     differing = [row for row in rows if not row["same"]]
     if json:
         print_json(
@@ -71,7 +71,7 @@ def run_tier(tier: TierName, result_dir: Path | None, jobs: int | None, *, force
         raise typer.Exit(1)
 
 
-def _options(command: str, result_dir: Path | None, jobs: int | None, *, force: bool) -> list[str]:
+def _command_options(command: str, result_dir: Path | None, jobs: int | None, *, force: bool) -> list[str]:
     """The user's options that this command takes."""
     name, *words = command.split()[1:]
     folder = [] if result_dir is None else ["--result-dir", str(result_dir)]
@@ -82,7 +82,7 @@ def _options(command: str, result_dir: Path | None, jobs: int | None, *, force: 
     return [*folder, *([] if jobs is None else ["--jobs", str(jobs)]), *(["--force"] if force else [])]
 
 
-def _compared(chosen: Sequence[str], store: Store) -> list[dict[str, Any]]:
+def _claim_rows(chosen: Sequence[str], store: Store) -> list[dict[str, Any]]:
     """Return a row for each claim that the commands answer, with our verdict and the committed one."""
     wanted = {each.claim.id: each for command, each in committed() if command and {*command.split(" && ")} <= {*chosen}}
     figures = {
@@ -102,25 +102,25 @@ def _compared(chosen: Sequence[str], store: Store) -> list[dict[str, Any]]:
     return rows
 
 
-def _row(paper: str, own: Judged, theirs: Judged) -> dict[str, Any]:
+def _row(paper: str, ours: Judged, theirs: Judged) -> dict[str, Any]:
     is_measured = theirs.finding is not None and theirs.finding.obtained == "measured"
-    pairs = [side.finding.values if side.finding is not None else () for side in (own, theirs)]
+    pairs = [side.finding.values if side.finding is not None else () for side in (ours, theirs)]
     is_same = len(pairs[0]) == len(pairs[1]) and all(
         math.isclose(*pair, rel_tol=SAME, abs_tol=1e-12) for pair in zip(*pairs, strict=True)
     )
     return {
         "paper": paper,
-        "claim": own.claim.id,
-        "ours": our_text(own),
+        "claim": ours.claim.id,
+        "ours": our_text(ours),
         "committed": our_text(theirs),
-        "verdict": own.verdict,
+        "verdict": ours.verdict,
         "committed_verdict": theirs.verdict,
         "measured": is_measured,
-        "same": own.verdict == theirs.verdict and (is_same or is_measured),
+        "same": ours.verdict == theirs.verdict and (is_same or is_measured),
     }
 
 
-def _print(costs: Sequence[Cost], failed: dict[str, str], judged: Sequence[dict[str, Any]]) -> None:
+def _print(costs: Sequence[Cost], failed: dict[str, str], rows: Sequence[dict[str, Any]]) -> None:
     print_table(
         "What ran",
         ("command", "took", "one core", "MB", "writes"),
@@ -137,11 +137,11 @@ def _print(costs: Sequence[Cost], failed: dict[str, str], judged: Sequence[dict[
     )
     for error in failed.values():
         say(f"failed: {error}")
-    if differing := [row for row in judged if not row["same"]]:
+    if differing := [row for row in rows if not row["same"]]:
         columns = ("claim", "ours", "committed", "verdict", "committed_verdict")
         print_table(
             "Claims that came out otherwise", columns, [tuple(str(row[name]) for name in columns) for row in differing]
         )
     say(
-        f"claims: {len(judged)} compared, {len(judged) - len(differing)} as committed, {len(differing)} otherwise (of these {sum(row['measured'] for row in differing)} measured)"
+        f"claims: {len(rows)} compared, {len(rows) - len(differing)} as committed, {len(differing)} otherwise (of these {sum(row['measured'] for row in differing)} measured)"
     )

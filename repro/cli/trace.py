@@ -76,7 +76,7 @@ def facts_of(trace: Trace, sizes: Sequence[int]) -> dict[str, Any]:
         "num_sessions": len(trace.sessions),
         "num_rounds": len(rounds),
         "num_dropped": trace.num_dropped,
-        "remarks": [*trace.remarks, *filter(None, [trace.unclear]), *_unsorted(trace)],
+        "remarks": [*trace.remarks, *filter(None, [trace.unclear]), *_order_remarks(trace)],
         "times": _times_of(trace),
         "prompt_len": distribution([turn.prefill_tokens for turn in rounds]),
         "gen_length": distribution(answers) if answers else None,
@@ -84,7 +84,7 @@ def facts_of(trace: Trace, sizes: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _unsorted(trace: Trace) -> list[str]:
+def _order_remarks(trace: Trace) -> list[str]:
     stamps = [session.arrival_s for session in trace.sessions if session.arrival_s is not None]
     if all(earlier <= later for earlier, later in pairwise(stamps)):
         return []
@@ -141,11 +141,11 @@ def _shares(reuse: Reuse) -> dict[str, float | None]:
     }
 
 
-def _print(found: dict[str, Any]) -> None:
-    times, reuse = found["times"], found["reuse"]
+def _print(facts: dict[str, Any]) -> None:
+    times, reuse = facts["times"], facts["reuse"]
     rows = [
-        ("sessions, rounds", f"{found['num_sessions']:,}, {found['num_rounds']:,}"),
-        ("rows left out", f"{found['num_dropped']:,}"),
+        ("sessions, rounds", f"{facts['num_sessions']:,}, {facts['num_rounds']:,}"),
+        ("rows left out", f"{facts['num_dropped']:,}"),
     ]
     if times is not None:
         rows += [
@@ -156,7 +156,7 @@ def _print(found: dict[str, Any]) -> None:
             ("variation of gaps", number(times["gap_variation"], 2)),
         ]
     for name in ("prompt_len", "gen_length"):
-        if (lengths := found[name]) is not None:
+        if (lengths := facts[name]) is not None:
             rows += [(f"{name} {part}", number(lengths[part])) for part in ("mean", "p50", "p90", "p99", "max")]
     if reuse is not None:
         rows.append(
@@ -166,6 +166,6 @@ def _print(found: dict[str, Any]) -> None:
         for name, shares in kinds:
             text = f"{percent(shares['of_blocks'])} of blocks, {percent(shares['of_tokens'])} of tokens"
             rows.append((f"reuse, {name}", text))
-    print_table(found["file"], ("what", "value"), rows)
-    for remark in found["remarks"]:
+    print_table(facts["file"], ("what", "value"), rows)
+    for remark in facts["remarks"]:
         say(remark)

@@ -13,7 +13,7 @@ from support.processes import ends
 
 from engines.machine import usable_cores
 from repro.cli.endings import Ending
-from repro.cli.main import _say, _sigterm_as_interrupt
+from repro.cli.main import _print_ending, _sigterm_as_interrupt
 from repro.files import replace_text
 from repro.paths import REPO
 
@@ -182,7 +182,7 @@ def test_an_interrupt_while_code_is_made_ends_with_its_code(tmp_path):
         "cli = sys.modules['repro.cli.main']\n"
         "def command(_):\n"
         "    exec('raise KeyboardInterrupt')\n"
-        "cli._command = command\n"
+        "cli._run_command = command\n"
         "cli.main()\n"
     )
     env = {**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{tmp_path}"}
@@ -208,7 +208,7 @@ def test_streams():
 def test_a_help_that_nobody_gets_is_no_success(monkeypatch, capsys):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        assert _say(Ending(code=0, help="x" * 10_000)) == 1
+        assert _print_ending(Ending(code=0, help="x" * 10_000)) == 1
         monkeypatch.undo()
     assert "No space left on device" in capsys.readouterr().err
 

@@ -9,8 +9,8 @@ import pytest
 from support.command import repro
 from support.refusals import refuses
 
-from repro.cli.ablate import AMPD, LAPS, MEASURED_RUNS, AblationOptions, _dllm_study, _speed, difference
-from repro.cli.plots import _arms
+from repro.cli.ablate import AMPD, LAPS, MEASURED_RUNS, AblationOptions, _dllm_study, _speed_text, difference
+from repro.cli.plots import _error_bar
 from repro.reports.ablation import COMPONENTS, OWN, own_variant, system_of
 from repro.runs.family import Validity
 from repro.runs.statistics import mean_interval
@@ -105,13 +105,13 @@ def test_more_that_meet_their_objective_is_better(row):
 @pytest.mark.parametrize(("half", "text"), [(4.0, "10.0 ± 4.0"), (12.0, "10.0 (8.0 to 12.0)"), (None, "10.0")])
 def test_an_interval_that_holds_nothing_is_the_slowest_and_the_fastest(half, text):
     row = {"throughput_tok_s": 10.0, "throughput_half_width": half, "throughput_by_seed": {0: 12.0, 1: 8.0}}
-    assert _speed(row) == text
+    assert _speed_text(row) == text
 
 
 def test_arms_of_an_interval_reach_its_ends():
-    assert _arms({"x": 1.5, "x_low": 1.25, "x_high": 2.0}, "x") == (0.25, 0.5)
-    assert _arms({"x": 1.5, "x_half": 2.0}, "x") == (1.5, 2.0)
-    assert _arms({"x": 1.5}, "x") == (0, 0)
+    assert _error_bar({"x": 1.5, "x_low": 1.25, "x_high": 2.0}, "x") == (0.25, 0.5)
+    assert _error_bar({"x": 1.5, "x_half": 2.0}, "x") == (1.5, 2.0)
+    assert _error_bar({"x": 1.5}, "x") == (0, 0)
 
 
 def test_one_repeat_has_no_interval_and_says_so(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from support.command import repro
 from support.tables import data_beside
 
-from repro.cli.plan import _decision_said
+from repro.cli.plan import _decision_text
 
 CASES = data_beside(__file__, "cases")
 SLO = "ttft:p95:2000 itl:p95:50"
@@ -71,7 +71,7 @@ def test_json_has_every_answer_and_the_cell_that_makes_it_again(own):
 @pytest.mark.parametrize(("worth", "theirs", "said"), CASES["what decides"])
 def test_the_choice_that_decides_is_said_in_a_sentence(worth, theirs, said):
     rival = theirs and Mock(site=Mock(title="Dynamo"), rate=theirs)
-    assert _decision_said(23.0, [{"chosen": "a=1", "instead": "a=2", "rate": rate} for rate in worth], rival) == said
+    assert _decision_text(23.0, [{"chosen": "a=1", "instead": "a=2", "rate": rate} for rate in worth], rival) == said
 
 
 def test_sessions_that_miss_are_said_and_only_good_ones_are_paid_for(own):

@@ -11,7 +11,7 @@ from support.jail import needs_jail
 from support.tables import data_beside
 
 from engines.dllm.method import DLLM_SERVE
-from repro.cli.evaluate import _cache, _print_curves
+from repro.cli.evaluate import _cache_text, _print_curves
 from repro.runs.store import read_run
 from repro.tasks.sandbox import client
 from repro.workbench.accuracy import axis_of
@@ -65,13 +65,13 @@ def test_programs_run_without_a_jail_only_with_consent_which_the_run_records(tmp
 
 
 def test_what_a_preset_leaves_out_stands_beside_its_accuracy():
-    said = {name: _cache(DLLM_SERVE.sampler("llada", {"preset": name})) for name in ("exact", "balanced")}
+    said = {name: _cache_text(DLLM_SERVE.sampler("llada", {"preset": name})) for name in ("exact", "balanced")}
     assert said == {
         "exact": "all context rows",
         "balanced": "all context rows, settle_after=1, full_every=4, renew_at=2",
     }
     settled = DLLM_SERVE.sampler("llada", {"settle_after": 2})
-    assert _cache(settled) == "50 % of the context rows (head), settle_after=2"
+    assert _cache_text(settled) == "50 % of the context rows (head), settle_after=2"
 
 
 SHORT = ("--limit", 3, "--gen-length", 40, "--block-length", 8)

@@ -63,8 +63,8 @@ def test_papers_have_folders_of_their_own_and_figures_go_where_the_runs_do(tmp_p
         assert result.exit_code == 0, result.output
     made = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("table1-*.md")}
     assert made == {"figures/dllm-serve/table1-rtx4090.md", "figures/ampd/table1-h20x32.md"}
-    assert FigureOptions().out("laps/fig2") == LOCAL_FIGURES / "laps"
-    assert FigureOptions(out_dir=tmp_path).out("laps/fig2") == tmp_path
+    assert FigureOptions().out_folder("laps/fig2") == LOCAL_FIGURES / "laps"
+    assert FigureOptions(out_dir=tmp_path).out_folder("laps/fig2") == tmp_path
 
 
 def test_the_cells_of_every_simulated_figure_may_be_composed():

@@ -14,7 +14,7 @@ from support.command import commands, repro
 from support.tables import data_beside
 
 from repro.cli.main import COMMANDS
-from repro.cli.output import counted, number, print_table, say
+from repro.cli.output import count_text, number, print_table, say
 
 words = st.text("abcxyz-_:/.0123456789", min_size=1, max_size=30)
 cells = st.lists(words, min_size=1, max_size=8).map(" ".join)
@@ -112,7 +112,7 @@ def test_a_paragraph_is_one_line_where_there_is_no_terminal(capsys, monkeypatch)
 
 def test_counts():
     assert [number(value) for value in (None, -0.04, -0.06, 1234.5)] == ["-", "0.0", "-0.1", "1,234.5"]
-    assert [counted(count, "run") for count in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]
+    assert [count_text(count, "run") for count in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

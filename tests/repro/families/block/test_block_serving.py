@@ -206,8 +206,8 @@ def test_requests_that_make_no_sense_are_refused(server, asked, says):
 def test_a_model_s_name_says_what_serves_it(tmp_path):
     folder = str(write_block(tmp_path / "sdar", "sdar"))
     for name in ("tiny-block", "tiny-llada2", "sdar-8b", folder):
-        assert ServeOptions(model=name).chosen == "block-diffusion"
-    assert ServeOptions(model="tiny").chosen == "dllm-serve"
+        assert ServeOptions(model=name).chosen_system == "block-diffusion"
+    assert ServeOptions(model="tiny").chosen_system == "dllm-serve"
     assert isinstance(_served_model(ServeOptions(model="tiny-block"), {}, None), BlockModel)
     assert isinstance(_served_model(ServeOptions(model="tiny"), {}, None), DllmModel)
     ids = BlockModel.of(platform="cpu-tiny", knobs={"model": folder}, name=None)
