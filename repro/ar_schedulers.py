@@ -17,7 +17,7 @@ from engines.models.decoder import CausalModel
 from engines.policies.batching import Chunked, PrefillFirst
 from engines.policies.views import Batching, Bucket, Chunk, OpenQueue, PrefillQueue
 from engines.server.ar import AtMost
-from engines.server.settings import own_batcher
+from engines.server.settings import user_batcher
 from repro.families.cluster.instance import CARD, TINY, MeasuredInstance, Setting
 from repro.families.cluster.laps_settings import scaled
 
@@ -49,7 +49,7 @@ def scheduled(
     """Return the named scheduler's batching and queue. ``laps``, ``reserve`` and ``on-time`` first time steps on this device. They fit
     their step model to these times, and also their objective if ``slo_ttft_s`` is None. A user's own scheduler gets those of the two sizes
     that it takes, and itself keeps to ``max_num_seqs``. ``options`` holds its knobs, or those of ``on-time``."""
-    if (batcher := own_batcher(name, options)) is not None:
+    if (batcher := user_batcher(name, options)) is not None:
         own_batching = batcher.made(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
         return Scheduled(own_batching, OpenQueue())
     sizes = {"max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": max_num_seqs}

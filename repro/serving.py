@@ -28,7 +28,7 @@ from engines.models.qwen2_config import CAUSAL_SHAPES, CAUSAL_TYPES, CausalConfi
 from engines.server.ar import ArGeneration
 from engines.server.codec import Codec, IdsAlone, TextCodec
 from engines.server.diffusion import BlockGeneration
-from engines.server.protocol import Kind, ServedEngine, asked_of_diffusion
+from engines.server.protocol import Kind, ServedEngine, diffusion_fields
 from engines.server.settings import DTYPE_BYTES, SYSTEM, ArSettings
 from repro.families.block.settings import (
     DECODING_OF_CANVASES,
@@ -134,11 +134,11 @@ class DllmModel:
         knobs = knobs_of(GenerationConfig)
         return {name: knobs[name].kind for name in _OF_A_DLLM if name in heeded}
 
-    def generation(self, asked: Mapping[str, Any]) -> GenerationConfig:
+    def generation(self, requested: Mapping[str, Any]) -> GenerationConfig:
         """By default an answer takes as many steps per token as the server's own settings. It ends early if it has several blocks, unless
         an end may come too early to count; the server then looks for a later end."""
-        options, seed, ignores_eos = asked_of_diffusion(asked, config_of(self.settings.model).vocab_size)
-        return replace(_without_seed(self, options, ignores_eos=ignores_eos), seed=seed)
+        options, seed, ignores_eos = diffusion_fields(requested, config_of(self.settings.model).vocab_size)
+        return replace(_generation_config(self, options, ignores_eos=ignores_eos), seed=seed)
 
     def check_prompt(self, prompt_ids: Sequence[int], generation: GenerationConfig) -> None:
         config = config_of(self.settings.model)
@@ -164,7 +164,7 @@ class DllmModel:
 
 
 @lru_cache(maxsize=MOST_SETTINGS)
-def _without_seed(model: DllmModel, fields: tuple[tuple[str, Any], ...], *, ignores_eos: bool) -> GenerationConfig:
+def _generation_config(model: DllmModel, fields: tuple[tuple[str, Any], ...], *, ignores_eos: bool) -> GenerationConfig:
     """Checks requests with equal settings only once."""
     options = dict(fields)
     system = model._system
@@ -247,9 +247,9 @@ class BlockModel:
         knobs = knobs_of(BlockKnobs)
         return {name: knobs[name].kind for name in (_OF_A_CANVAS if self.settings.is_of_canvases else _OF_A_BLOCK)}
 
-    def generation(self, asked: Mapping[str, Any]) -> BlockGeneration:
+    def generation(self, requested: Mapping[str, Any]) -> BlockGeneration:
         """If an end may come too early to count, the engine gets no stop tokens, and the server ends the answer at a later one."""
-        options, seed, ignores_eos = asked_of_diffusion(asked, self.settings.config.vocab_size)
+        options, seed, ignores_eos = diffusion_fields(requested, self.settings.config.vocab_size)
         settings = _block_settings(self, options)
         return BlockGeneration(
             gen_length=settings.knobs.gen_length,
@@ -274,17 +274,17 @@ class BlockModel:
 
 
 @lru_cache(maxsize=MOST_SETTINGS)
-def _block_settings(model: BlockModel, given: tuple[tuple[str, Any], ...]) -> BlockSettings:
+def _block_settings(model: BlockModel, options: tuple[tuple[str, Any], ...]) -> BlockSettings:
     """Checks requests with equal settings only once."""
-    return settings_of_requests({**dict(model.knobs), **dict(given)}, model.platform)
+    return settings_of_requests({**dict(model.knobs), **dict(options)}, model.platform)
 
 
-def _check_prompt(settings: BlockSettings, prompt_ids: Sequence[int], length: int, **said: Any) -> None:
+def _check_prompt(settings: BlockSettings, prompt_ids: Sequence[int], length: int, **options: Any) -> None:
     """An answer fills whole canvases, which do not contain the prompt; blocks hold the prompt and the answer."""
     block, vocabulary = settings.block, settings.config.vocab_size
     if settings.is_of_canvases:
         length, block = -(-length // block) * block, 1
-    check_prompt(prompt_ids, length, settings.max_model_len, vocabulary, block=block, **said)
+    check_prompt(prompt_ids, length, settings.max_model_len, vocabulary, block=block, **options)
 
 
 def answer_alone(settings: BlockSettings, prompt_ids: tuple[int, ...], *, seed: int) -> BlockAnswer:
@@ -416,10 +416,10 @@ class ArModel:
     def options(self) -> Mapping[str, Kind]:
         return {}
 
-    def generation(self, asked: Mapping[str, Any]) -> ArGeneration:
+    def generation(self, requested: Mapping[str, Any]) -> ArGeneration:
         limit = self.max_model_len - 1
         options: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()
+            name: tuple(value) if isinstance(value, list) else value for name, value in requested.items()
         }
         options.pop("echo", None)  # is the server's to do
         length = options.get("max_tokens")
@@ -429,7 +429,7 @@ class ArModel:
         )
         options["ignores_eos"] = options.pop("ignore_eos", False)
         if "bad_words" in options:
-            options["bad_words"] = _spellings(self, options["bad_words"])
+            options["bad_words"] = _bad_word_ids(self, options["bad_words"])
         if "logit_bias" in options:
             options["logit_bias"] = tuple(options["logit_bias"].items())
         defaults = {name: getattr(self.settings, name) for name in ("temperature", "top_p")}
@@ -489,7 +489,7 @@ class ArModel:
                 by.queue,
                 end_ids=self._text.end_ids if self._text is not None else frozenset(),
                 budget=settings.max_num_batched_tokens,
-                keeps=settings.keep_kv,
+                keep_kv=settings.keep_kv,
                 estimate_s=by.estimate_s,
             )
         finally:
@@ -553,7 +553,7 @@ class ArModel:
 
 
 @lru_cache(maxsize=_MOST_WORDS)
-def _spellings(model: ArModel, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+def _bad_word_ids(model: ArModel, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
     """Tokens of a request's bad words. All answers of one request share them, so we look them up once."""
     text = model._text
     if text is None:

@@ -94,7 +94,7 @@ class Answer:
             shown_ids = self._ids if self._stops.are_shown else self._ids[:-1]
         elif is_last:
             self.finish_reason = "length"
-        text = self._text.of(shown_ids) if self.finish_reason is None else self._decode(shown_ids)
+        text = self._text.text_of(shown_ids) if self.finish_reason is None else self._decode(shown_ids)
         if not self._shows_halves:
             text = text[: self._whole_end(text, shown_ids, before)]
         match = self._find_stop(text)
@@ -178,7 +178,7 @@ class _GrowingText:
         self._overlap = 0
         """Characters of the ids from ``_start`` to ``_end``."""
 
-    def of(self, ids: Sequence[int]) -> str:
+    def text_of(self, ids: Sequence[int]) -> str:
         decoded = self._decode(ids[self._start :])
         text = self._settled + decoded[self._overlap :]
         if len(ids) - self._end >= WINDOW and not text.endswith(INCOMPLETE):
@@ -203,8 +203,8 @@ class Score(NamedTuple):
     """(id, log probability), the likeliest first."""
 
 
-def scores_of(found: Logprobs) -> Iterator[Score]:
-    columns = (found.chosen, found.rank, found.top_ids, found.top)
+def scores_of(logprobs: Logprobs) -> Iterator[Score]:
+    columns = (logprobs.chosen, logprobs.rank, logprobs.top_ids, logprobs.top)
     for logprob, rank, ids, top in zip(*(column.tolist() for column in columns), strict=True):
         yield Score(
             max(logprob, _LEAST), rank, tuple((token, max(each, _LEAST)) for token, each in zip(ids, top, strict=True))
@@ -220,7 +220,7 @@ class TokenTexts:
         self._pending: tuple[int, ...] = ()
         """The last tokens that ended in the middle of a character."""
 
-    def of(self, token: int) -> str:
+    def text_of(self, token: int) -> str:
         """Return the text that this token would add next."""
         alone = self._speller.behind((token,))
         if INCOMPLETE in alone:
@@ -232,7 +232,7 @@ class TokenTexts:
 
     def add(self, token: int) -> None:
         """Append this token."""
-        self._pending = () if self.of(token) else (*self._pending, token)[-_MOST_PENDING:]
+        self._pending = () if self.text_of(token) else (*self._pending, token)[-_MOST_PENDING:]
 
 
 class ScoredTokens:
@@ -244,18 +244,18 @@ class ScoredTokens:
         self._has_names = has_names
         self._offset = 0
 
-    def worded(self, ids: Sequence[int], scores: Sequence[Score | None]) -> dict[str, list[Any]]:
-        """Return the ``logprobs`` of a choice, or of a chunk of it; ``joined`` joins the chunks of one choice."""
+    def logprobs_field(self, ids: Sequence[int], scores: Sequence[Score | None]) -> dict[str, list[Any]]:
+        """Return the ``logprobs`` of a choice, or of a chunk of it; ``join_logprobs`` joins the chunks of one choice."""
         if self._is_chat:
-            return {"content": [self._content(token, score) for token, score in zip(ids, scores, strict=True)]}
+            return {"content": [self._chat_entry(token, score) for token, score in zip(ids, scores, strict=True)]}
         columns: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for token, score in zip(ids, scores, strict=True):
-            text = self._name(token)
+            text = self._token_name(token)
             top: dict[str, float] | None = None
             if score is not None:
                 top = {text: score.logprob}
                 for other, logprob in score.top:
-                    name = self._name(other)
+                    name = self._token_name(other)
                     # If several tokens have the same text, we tell the likeliest.
                     top[name] = max(logprob, top.get(name, logprob))
             for column, value in zip(columns.values(), (self._offset, score and score.logprob, text, top), strict=True):
@@ -264,23 +264,23 @@ class ScoredTokens:
             self._add(token)
         return columns
 
-    def _name(self, token: int) -> str:
-        return self._texts.of(token) if self._texts is not None and self._has_names else f"token_id:{token}"
+    def _token_name(self, token: int) -> str:
+        return self._texts.text_of(token) if self._texts is not None and self._has_names else f"token_id:{token}"
 
     def _add(self, token: int) -> None:
         if self._texts is not None:
             self._texts.add(token)
 
-    def _content(self, token: int, score: Score | None) -> dict[str, Any]:
+    def _chat_entry(self, token: int, score: Score | None) -> dict[str, Any]:
         assert score is not None, "an answer has no token without a score"
-        entry = self._named(token, score.logprob)
-        entry["top_logprobs"] = [self._named(*pair) for pair in score.top]
+        entry = self._token_entry(token, score.logprob)
+        entry["top_logprobs"] = [self._token_entry(*pair) for pair in score.top]
         self._add(token)
         return entry
 
-    def _named(self, token: int, logprob: float) -> dict[str, Any]:
-        name = self._name(token)
-        text = name if self._texts is None else self._texts.of(token)
+    def _token_entry(self, token: int, logprob: float) -> dict[str, Any]:
+        name = self._token_name(token)
+        text = name if self._texts is None else self._texts.text_of(token)
         return {"token": name, "logprob": logprob, "bytes": list(text.encode())}
 
 
@@ -295,7 +295,7 @@ def prompt_logprobs(ids: Sequence[int], scores: Sequence[Score | None], speller:
             ranked = ((token, score.logprob, score.rank), *((*pair, i + 1) for i, pair in enumerate(score.top)))
             entry = {}
             for other, logprob, rank in ranked:
-                text = None if texts is None else texts.of(other)
+                text = None if texts is None else texts.text_of(other)
                 entry.setdefault(str(other), {"logprob": logprob, "rank": rank, "decoded_token": text})
         entries.append(entry)
         if texts is not None:
@@ -303,5 +303,5 @@ def prompt_logprobs(ids: Sequence[int], scores: Sequence[Score | None], speller:
     return entries
 
 
-def joined(parts: Sequence[Mapping[str, list[Any]]]) -> dict[str, list[Any]]:
+def join_logprobs(parts: Sequence[Mapping[str, list[Any]]]) -> dict[str, list[Any]]:
     return {name: [value for part in parts for value in part[name]] for name in parts[0]}

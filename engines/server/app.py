@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from engines.errors import UserError
-from engines.server.answer import Piece, joined
+from engines.server.answer import Piece, join_logprobs
 from engines.server.body import (
     AnswerBody,
     Body,
@@ -33,11 +33,11 @@ from engines.server.body import (
     Object,
     Schema,
     Whole,
-    refused_in,
+    refused_fields,
 )
-from engines.server.completion import LARGE_TEXT, AnswerPiece, Completion, Served, Usage, of_users
-from engines.server.connection import LARGE_BODY, Addressed, Intake, own_names
-from engines.server.errors import ApiError, refused
+from engines.server.completion import LARGE_TEXT, AnswerPiece, Completion, Served, Usage, for_client
+from engines.server.connection import LARGE_BODY, Addressed, Intake, host_names
+from engines.server.errors import ApiError, refusal
 from engines.server.responses import Choice, Format, ResponseFormat, ResponsesBody
 from engines.server.service import Metrics
 from engines.server.settings import ServerSettings
@@ -57,33 +57,33 @@ class Reply:
     def __init__(
         self,
         served: Served,
-        asked: AnswerBody,
+        body: AnswerBody,
         metrics: Metrics,
         *,
         arrived_at: float,
-        most_s: float,
+        limit_s: float,
         on_end: Callable[[], None],
     ) -> None:
-        """``arrived_at`` is on the loop's clock; the request has ``most_s`` seconds from then. ``on_end`` is called once it is over."""
-        self._served, self._asked, self._metrics = served, asked, metrics
+        """``arrived_at`` is on the loop's clock; the request has ``limit_s`` seconds from then. ``on_end`` is called once it is over."""
+        self._served, self._body, self._metrics = served, body, metrics
         self._arrived_at, self._on_end = arrived_at, on_end
-        self._timeout_s = min(most_s, asked.timeout or most_s)
+        self._timeout_s = min(limit_s, body.timeout or limit_s)
         self._ttft_s: float | None = None
         """Seconds from the request's arrival to a stream's first piece."""
         self._format: Format | ResponseFormat
-        if isinstance(asked, ResponsesBody):
-            self._format = ResponseFormat(served.model.name, asked)
+        if isinstance(body, ResponsesBody):
+            self._format = ResponseFormat(served.model.name, body)
         else:
-            self._format = Format(served.model.name, asked)
+            self._format = Format(served.model.name, body)
         self._is_streaming = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._answer_unless_gone(scope, receive, send)
+            await self._answer_until_disconnect(scope, receive, send)
         finally:
             self._on_end()
 
-    async def _answer_unless_gone(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer_until_disconnect(self, scope: Scope, receive: Receive, send: Send) -> None:
         work, gone = asyncio.create_task(self._answer(scope, receive, send)), asyncio.create_task(_until_gone(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -98,13 +98,13 @@ class Reply:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with self._deadline(), Completion(self._served, self._asked).submitted() as completion:
+            async with self._deadline(), Completion(self._served, self._body).submitted() as completion:
                 self._metrics.tokens.labels("prompt").inc(completion.usage.prompt_tokens)
-                if self._asked.stream:
+                if self._body.stream:
                     await self._stream(completion, send)
                 else:
-                    await _whole(200, await self._told(completion))(scope, receive, send)
-                self._note(completion)
+                    await _json_response(200, await self._whole_answer(completion))(scope, receive, send)
+                self._record_metrics(completion)
         except ApiError as error:
             failed = error.status >= 500 and error.code != "unavailable"
             counter = (
@@ -112,9 +112,9 @@ class Reply:
             )
             counter.inc()
             if self._is_streaming:
-                await send(_body(self._format.failure(error), more=False))
+                await send(_body_message(self._format.failure(error), more=False))
             else:
-                await _whole(error.status, error.body, error.headers)(scope, receive, send)
+                await _json_response(error.status, error.body, error.headers)(scope, receive, send)
 
     @asynccontextmanager
     async def _deadline(self) -> AsyncIterator[None]:
@@ -129,41 +129,41 @@ class Reply:
                 code="deadline_exceeded",
             ) from None
 
-    async def _told(self, completion: Completion) -> Mapping[str, Any]:
-        parts: list[list[AnswerPiece]] = [[] for _ in range(self._asked.num_choices)]
+    async def _whole_answer(self, completion: Completion) -> Mapping[str, Any]:
+        parts: list[list[AnswerPiece]] = [[] for _ in range(self._body.num_choices)]
         async for part in completion.parts():
             parts[part.choice].append(part)
         choices = [
-            Choice(_joined(pieces), completion.prompt_of(i), _scores(pieces), await completion.prompt_logprobs(i))
+            Choice(_join(pieces), completion.prompt_of(i), _join_scores(pieces), await completion.prompt_logprobs(i))
             for i, pieces in enumerate(parts)
         ]
         return self._format.whole(choices, completion.usage)
 
     async def _stream(self, completion: Completion, send: Send) -> None:
-        options, prompt_of = self._asked.stream_options, completion.prompt_of
+        options, prompt_of = self._body.stream_options, completion.prompt_of
 
-        def counted(choice: int) -> Usage | None:
+        def usage_so_far(choice: int) -> Usage | None:
             return completion.usage_of(choice) if options.include_usage and options.continuous_usage_stats else None
 
         self._is_streaming = True
         await send(_STREAM_BEGINS)
-        for choice in range(self._asked.num_choices):
-            if opening := self._format.opening(choice, prompt_of(choice), counted(choice)):
-                await send(_body(opening, more=True))
+        for choice in range(self._body.num_choices):
+            if opening := self._format.opening(choice, prompt_of(choice), usage_so_far(choice)):
+                await send(_body_message(opening, more=True))
         async for part in completion.parts():
             if self._ttft_s is None:
                 self._ttft_s = self._since_arrival()
                 self._metrics.ttft_s.observe(self._ttft_s)
-            if content := self._format.part(part, prompt_of(part.choice), counted(part.choice)):
-                await send(_body(content, more=True))
-        await send(_body(self._format.ending(completion.usage, is_told=options.include_usage), more=False))
+            if content := self._format.part(part, prompt_of(part.choice), usage_so_far(part.choice)):
+                await send(_body_message(content, more=True))
+        await send(_body_message(self._format.ending(completion.usage, has_usage=options.include_usage), more=False))
 
-    def _note(self, completion: Completion) -> None:
+    def _record_metrics(self, completion: Completion) -> None:
         e2el_s, tokens = self._since_arrival(), completion.usage.completion_tokens
         self._metrics.answered.inc()
         self._metrics.tokens.labels("completion").inc(tokens)
         self._metrics.e2el_s.observe(e2el_s)
-        if self._ttft_s is not None and tokens > 1 and self._asked.num_choices == 1:
+        if self._ttft_s is not None and tokens > 1 and self._body.num_choices == 1:
             self._metrics.tpot_s.observe((e2el_s - self._ttft_s) / (tokens - 1))
         if completion.has_begun_at is not None:
             self._metrics.queue_s.observe(completion.has_begun_at - self._arrived_at)
@@ -172,24 +172,24 @@ class Reply:
         return asyncio.get_running_loop().time() - self._arrived_at
 
 
-def _whole(status: int, said: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
-    content = json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+def _json_response(status: int, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+    content = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
     return Response(content, status, headers, "application/json")
 
 
-def _joined(parts: Sequence[AnswerPiece]) -> Piece:
+def _join(parts: Sequence[AnswerPiece]) -> Piece:
     """Join an answer from all of its parts."""
     pieces = [part.piece for part in parts]
     ids = tuple(token for piece in pieces for token in piece.token_ids)
     return pieces[-1]._replace(text="".join(piece.text for piece in pieces), token_ids=ids)
 
 
-def _scores(parts: Sequence[AnswerPiece]) -> Mapping[str, Any] | None:
+def _join_scores(parts: Sequence[AnswerPiece]) -> Mapping[str, Any] | None:
     scored = [part.logprobs for part in parts if part.logprobs is not None]
-    return joined(scored) if scored else None
+    return join_logprobs(scored) if scored else None
 
 
-def _body(content: bytes, *, more: bool) -> Message:
+def _body_message(content: bytes, *, more: bool) -> Message:
     return {"type": "http.response.body", "body": content, "more_body": more}
 
 
@@ -212,7 +212,7 @@ _MOST_ID = 2**32 - 1
 class TokenizeBody(Conversation):
     """A body with either ``prompt`` or ``messages``."""
 
-    not_supported: ClassVar = refused_in("tokenize")
+    not_supported: ClassVar = refused_fields("tokenize")
     model: str = ""
     prompt: str | None = None
     messages: Messages = []
@@ -223,7 +223,7 @@ class TokenizeBody(Conversation):
     @model_validator(mode="after")
     def _is_of_one_form(self) -> Self:
         if (self.prompt is None) == (not self.messages):
-            raise refused("prompt and messages are two forms of one request: give one of them", "prompt")
+            raise refusal("prompt and messages are two forms of one request: give one of them", "prompt")
         return self
 
     @property
@@ -233,7 +233,7 @@ class TokenizeBody(Conversation):
             return len(self.prompt)
         return sum(len(part.text) for message in self.messages for part in message.content)
 
-    def answered(self, served: Served) -> Mapping[str, Any]:
+    def answer(self, served: Served) -> Mapping[str, Any]:
         codec = served.codec
         if self.prompt is not None:
             ids = codec.encode(self.prompt, add_special=self.add_special_tokens)
@@ -259,7 +259,7 @@ class DetokenizeBody(Object):
         """Characters of the text, about."""
         return 4 * len(self.tokens)
 
-    def answered(self, served: Served) -> Mapping[str, Any]:
+    def answer(self, served: Served) -> Mapping[str, Any]:
         """Return the text, special tokens included. Ids that the vocabulary lacks add nothing."""
         backend = served.codec.backend
         if backend is None:
@@ -290,7 +290,7 @@ class Server:
         )
         tokenize = Schema(TokenizeBody, served.model.name, {}, is_strict=is_strict)
         detokenize = Schema(DetokenizeBody, served.model.name, {}, is_strict=is_strict)
-        middleware = [Middleware(Addressed, names=own_names(settings.host), say=self._say)]
+        middleware = [Middleware(Addressed, names=host_names(settings.host), refuse=self._refuse)]
         if settings.allow_origin:
             cors = Middleware(
                 CORSMiddleware,
@@ -306,8 +306,8 @@ class Server:
                 Route("/v1/completions", partial(self._answer, completion), methods=["POST"]),
                 Route("/v1/chat/completions", partial(self._answer, chat), methods=["POST"]),
                 Route("/v1/responses", partial(self._answer, responses), methods=["POST"]),
-                Route("/tokenize", partial(self._tell_tokens, tokenize), methods=["POST"]),
-                Route("/detokenize", partial(self._tell_tokens, detokenize), methods=["POST"]),
+                Route("/tokenize", partial(self._answer_tokens, tokenize), methods=["POST"]),
+                Route("/detokenize", partial(self._answer_tokens, detokenize), methods=["POST"]),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
                 Route("/health", JSONResponse({"status": "ok"}), methods=["GET"]),
@@ -317,10 +317,10 @@ class Server:
             ],
             middleware=middleware,
             exception_handlers={
-                ApiError: self._say,
-                HTTPException: self._say_http,
-                ClientDisconnect: self._note_departure,
-                Exception: self._say_fault,
+                ApiError: self._refuse,
+                HTTPException: self._refuse_route,
+                ClientDisconnect: self._count_disconnect,
+                Exception: self._report_fault,
             },
         )
 
@@ -331,11 +331,11 @@ class Server:
 
     async def _models(self, request: Request) -> Response:
         self._check_key(request)
-        return JSONResponse({"object": "list", "data": [self._card()]})
+        return JSONResponse({"object": "list", "data": [self._model_card()]})
 
     async def _model(self, request: Request) -> Response:
         self._check_key(request)
-        card, name = self._card(), request.path_params["name"]
+        card, name = self._model_card(), request.path_params["name"]
         if name != card["id"]:
             raise ApiError(404, f"model={name!r} is not served here: use {card['id']!r}", code="model_not_found")
         return JSONResponse(card)
@@ -358,26 +358,26 @@ class Server:
         size = len(content)
         self.num_answering += 1
         try:
-            body = await self._read(schema, content)
-            most_s, on_end = self._settings.request_timeout, partial(self._answered, size)
-            return Reply(self._served, body, self.metrics, arrived_at=arrived_at, most_s=most_s, on_end=on_end)
+            body = await self._read_body(schema, content)
+            timeout_s, on_end = self._settings.request_timeout, partial(self._release, size)
+            return Reply(self._served, body, self.metrics, arrived_at=arrived_at, limit_s=timeout_s, on_end=on_end)
         except BaseException:
-            self._answered(size)
+            self._release(size)
             raise
 
-    async def _tell_tokens(self, schema: Schema[Any], request: Request) -> Response:
+    async def _answer_tokens(self, schema: Schema[Any], request: Request) -> Response:
         self._check_key(request)
         content = await self._intake.read(request)
         try:
-            body = await self._read(schema, content)
+            body = await self._read_body(schema, content)
             served = self._served
             work = served.work if body.size < LARGE_TEXT else served.slow_work
-            answer = partial(of_users, partial(body.answered, served))
+            answer = partial(for_client, partial(body.answer, served))
             return JSONResponse(await asyncio.get_running_loop().run_in_executor(work, answer))
         finally:
             self._intake.release(len(content))
 
-    async def _read(self, schema: Schema[Body], content: bytes) -> Body:
+    async def _read_body(self, schema: Schema[Body], content: bytes) -> Body:
         if len(content) < LARGE_BODY:
             body = schema.read(content)
         else:
@@ -385,7 +385,7 @@ class Server:
         self.metrics.note_unknown_fields(body.unknown)
         return body
 
-    def _answered(self, size: int) -> None:
+    def _release(self, size: int) -> None:
         self.num_answering -= 1
         self._intake.release(size)
 
@@ -402,14 +402,14 @@ class Server:
                 code="invalid_api_key",
             )
 
-    def _card(self) -> dict[str, Any]:
+    def _model_card(self) -> dict[str, Any]:
         model = self._served.model
         card = {"id": model.name, "object": "model", "created": int(self._started), "owned_by": "dllm-serve-repro"}
         return {**card, "max_model_len": model.max_model_len, "default_max_tokens": model.default_tokens, **model.facts}
 
     # -- refusals ------------------------------------------------------------------------------------------
 
-    async def _say(self, request: Request, error: Exception) -> Response:
+    async def _refuse(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         self.metrics.rejections.labels(error.status).inc()
         # We close the connection while the server ends, or if nobody can tell the body from the next request.
@@ -418,7 +418,7 @@ class Server:
         close = {"Connection": "close"} if self._intake.is_closed or is_unclear else {}
         return JSONResponse(error.body, error.status, headers={**error.headers, **close})
 
-    async def _say_http(self, request: Request, error: Exception) -> Response:
+    async def _refuse_route(self, request: Request, error: Exception) -> Response:
         """Answer a request for an unknown route or method."""
         assert isinstance(error, HTTPException)
         message = (
@@ -426,16 +426,16 @@ class Server:
             if error.status_code == 405
             else f"there is nothing at {request.url.path}: use /v1/completions, /v1/chat/completions or /v1/responses"
         )
-        answer = await self._say(request, ApiError(error.status_code, message))
+        answer = await self._refuse(request, ApiError(error.status_code, message))
         answer.headers.update(error.headers or {})  # which methods there are
         return answer
 
-    async def _note_departure(self, _request: Request, _error: Exception) -> Response:
+    async def _count_disconnect(self, _request: Request, _error: Exception) -> Response:
         """Count a client that left in the middle of its body; nobody gets this answer."""
         self.metrics.disconnects.inc()
         return Response(status_code=499)
 
-    async def _say_fault(self, request: Request, error: Exception) -> Response:
+    async def _report_fault(self, request: Request, error: Exception) -> Response:
         logger.error("%s %s", request.method, request.url.path, exc_info=error)
         fault = ApiError(500, f"a fault of this server ({type(error).__name__}): see its log", kind="server_error")
         return JSONResponse(fault.body, fault.status)

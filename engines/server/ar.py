@@ -104,13 +104,13 @@ class ServedAr:
         *,
         end_ids: frozenset[int],
         budget: int,
-        keeps: bool = True,
+        keep_kv: bool = True,
         estimate_s: Callable[[int, int], float] | None = None,
     ) -> None:
         from engines.ar.torch.worker import TorchWorker
 
         self._worker = TorchWorker(executor, batching, queue, self, estimate_s)
-        self._end_ids, self._budget, self._keeps = end_ids, budget, keeps
+        self._end_ids, self._budget, self._keep_kv = end_ids, budget, keep_kv
         self._requests: dict[int, _Request] = {}
         self._events: list[Event] = []
         self._began_s = time.perf_counter()
@@ -143,7 +143,7 @@ class ServedAr:
         sequence.left = length
         request = _Request(request_id, prompt, ends, wants_tokens, generation, sequence, length)
         self._requests[request_id] = request
-        if self._keeps and generation.prompt_logprobs is None:  # these need all of the prompt's rows
+        if self._keep_kv and generation.prompt_logprobs is None:  # these need all of the prompt's rows
             worker.adopt(sequence, prompt)
         history = sequence.context
         worker.enqueue(sequence, "incremental" if history else "initial", history, len(prompt) - history, now)
@@ -230,7 +230,7 @@ class ServedAr:
         ids = tuple(request.token_ids[request.num_told :])
         self._events.append(Finished(request.request_id, ids, request.take_logprobs()))
         del self._requests[request.request_id]
-        if self._keeps:
+        if self._keep_kv:
             self._worker.keep(sequence, np.concatenate([request.prompt, request.token_ids]).astype(np.int64))
         else:
             self._worker.drop(sequence)

@@ -1,7 +1,7 @@
 """Bodies of ``/v1/completions`` and ``/v1/chat/completions``: schemas, and one formatter that says in a sentence what is wrong.
 
 Each field of OpenAI's API and vLLM's is one of four kinds. It is heeded (a field of a class here), or has no influence on
-the answer (``ignored_in``). Or it is not supported (``refused_in``, refused unless its value asks for nothing), or unknown
+the answer (``ignored_fields``). Or it is not supported (``refused_fields``, refused unless its value asks for nothing), or unknown
 (counted and ignored, or refused by a strict server).
 """
 
@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, FailFast, Field, model_val
 from engines.ar.sampling import MOST_LOGPROBS
 from engines.data import RepeatedKeyError, unique
 from engines.models.chat import PromptForm
-from engines.server.errors import ApiError, refused
+from engines.server.errors import ApiError, refusal
 from engines.server.protocol import Kind
 
 MOST_CHOICES = 128
@@ -37,12 +37,12 @@ Unsupported = tuple[str, tuple[Any, ...]]
 """Why a field is refused, and its values that ask for nothing."""
 
 
-def ignored_in(kind: str) -> frozenset[str]:
+def ignored_fields(kind: str) -> frozenset[str]:
     """Return the fields of such objects that have no influence on the answer."""
     return frozenset(_FIELDS["ignored"][kind])
 
 
-def refused_in(kind: str) -> Mapping[str, Unsupported]:
+def refused_fields(kind: str) -> Mapping[str, Unsupported]:
     """Return the fields of such objects that are refused."""
     reasons = _FIELDS["not_supported"][kind].items()
     return {name: (reason, tuple(neutral)) for reason, fields in reasons for name, neutral in fields.items()}
@@ -57,39 +57,39 @@ _SAID: Mapping[str, str] = _FIELDS["said"]
 """pydantic's type of error -> what we say of a value whose field has no description."""
 
 
-def _whole(given: Any) -> Any:
+def _as_whole_number(value: Any) -> Any:
     """Return 8 for 8.0, which are the same number in JSON."""
-    return int(given) if isinstance(given, float) and given.is_integer() else given
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _are_ids(given: Any) -> bool:
+def _is_id_list(value: Any) -> bool:
     """Whether a value is a list of whole numbers. Long lists need no loop in Python, unless they have numbers such as 8.0."""
-    if not isinstance(given, list):
+    if not isinstance(value, list):
         return False
-    kinds = {*map(type, given)}
-    return kinds == {int} or (float in kinds and all(type(_whole(value)) is int for value in given))
+    kinds = {*map(type, value)}
+    return kinds == {int} or (float in kinds and all(type(_as_whole_number(item)) is int for item in value))
 
 
-def _prompt(given: Any) -> str | tuple[int, ...]:
-    if isinstance(given, str):
-        return given
-    if _are_ids(given):
-        return tuple(map(int, given))
+def _as_prompt(value: Any) -> str | tuple[int, ...]:
+    if isinstance(value, str):
+        return value
+    if _is_id_list(value):
+        return tuple(map(int, value))
     raise ValueError
 
 
-def _as_list(given: Any) -> Any:
+def _as_list(value: Any) -> Any:
     """Return a single text as a list of one."""
-    return [given] if isinstance(given, str) else given
+    return [value] if isinstance(value, str) else value
 
 
-def _as_prompts(given: Any) -> Any:
+def _as_prompts(value: Any) -> Any:
     """Return a single text, or single token ids, as a list of one. In a list, an empty text has only special ids, as in vLLM."""
-    return [given] if _are_ids(given) or (isinstance(given, str) and given) else given
+    return [value] if _is_id_list(value) or (isinstance(value, str) and value) else value
 
 
-Prompt = Annotated[str | tuple[int, ...], pydantic.PlainValidator(_prompt)]
-Whole = Annotated[int, BeforeValidator(_whole)]
+Prompt = Annotated[str | tuple[int, ...], pydantic.PlainValidator(_as_prompt)]
+Whole = Annotated[int, BeforeValidator(_as_whole_number)]
 Ids = list[Annotated[Whole, Field(ge=0)]]
 Count = Annotated[Whole, Field(ge=1, le=2**31)]
 
@@ -106,16 +106,16 @@ class Object(pydantic.BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_what_asks_for_nothing(cls, fields: Any) -> Any:
+    def _without_neutral_fields(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
         if len(fields) > _MOST_FIELDS:
-            raise refused(
+            raise refusal(
                 f"an object has {len(fields)} fields, more than {_MOST_FIELDS}, the most that is taken: send fewer"
             )
         kept = {name: value for name, value in fields.items() if value is not None and name not in cls.ignored}
         for name in (kept.keys() & cls.not_supported.keys()) - cls.model_fields.keys():
-            check_asks_for_nothing(name, kept.pop(name), cls.not_supported[name])
+            check_neutral(name, kept.pop(name), cls.not_supported[name])
         return kept
 
     @classmethod
@@ -138,22 +138,22 @@ class Object(pydantic.BaseModel):
 
 
 class _TextPart(Object):
-    ignored = ignored_in("parts")
+    ignored = ignored_fields("parts")
     type: Literal["text", "input_text", "output_text"] = "text"
     text: str
 
 
-def _parts(given: Any) -> Any:
+def _as_parts(value: Any) -> Any:
     """Turn each text, alone or among parts, into a part."""
-    parts = [given] if isinstance(given, str) else given
-    return [{"text": part} if isinstance(part, str) else part for part in parts] if isinstance(parts, list) else given
+    parts = [value] if isinstance(value, str) else value
+    return [{"text": part} if isinstance(part, str) else part for part in parts] if isinstance(parts, list) else value
 
 
 class _Message(Object):
-    ignored = ignored_in("messages")
-    not_supported: ClassVar = refused_in("messages")
+    ignored = ignored_fields("messages")
+    not_supported: ClassVar = refused_fields("messages")
     role: str
-    content: Annotated[list[_TextPart], FailFast(), BeforeValidator(_parts)]
+    content: Annotated[list[_TextPart], FailFast(), BeforeValidator(_as_parts)]
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -204,14 +204,14 @@ class Conversation(Object):
     @model_validator(mode="after")
     def _has_one_template(self) -> Self:
         if self.continue_final_message and self.add_generation_prompt:
-            raise refused(
+            raise refusal(
                 "continue_final_message and add_generation_prompt are both true, the latter unless it is given: an answer goes on "
                 "within the last message or begins one, set add_generation_prompt=false",
                 "continue_final_message",
             )
         reserved = sorted(self.chat_template_kwargs.keys() & {"chat_template", "messages", "tokenize", "tools"})
         if reserved:
-            raise refused(
+            raise refusal(
                 f"chat_template_kwargs has {reserved[0]!r}, which is no variable of a request's: leave it out",
                 "chat_template_kwargs",
             )
@@ -252,17 +252,17 @@ class _StreamOptions(Object):
         return fields
 
 
-def _unless(neutral: Any) -> AfterValidator:
+def _none_if(neutral: Any) -> AfterValidator:
     """Return a validator that treats the ``neutral`` value, which asks for nothing, as not given."""
-    return AfterValidator(lambda given: None if given == neutral else given)
+    return AfterValidator(lambda value: None if value == neutral else value)
 
 
-def _biases(given: Any) -> Any:
+def _as_biases(value: Any) -> Any:
     """Return id -> bias, cut to at most 100 and at least -100, as in vLLM."""
-    if not isinstance(given, dict):
+    if not isinstance(value, dict):
         raise ValueError
     biases = {}
-    for token, bias in given.items():
+    for token, bias in value.items():
         if not token.isdecimal() or isinstance(bias, bool) or not isinstance(bias, int | float):
             raise ValueError
         biases[int(token)] = float(min(100.0, max(-100.0, bias)))
@@ -271,7 +271,7 @@ def _biases(given: Any) -> Any:
 
 NumLogprobs = Annotated[
     Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None,
-    BeforeValidator(lambda given: {True: 1, False: None}[given] if isinstance(given, bool) else given),
+    BeforeValidator(lambda value: {True: 1, False: None}[value] if isinstance(value, bool) else value),
 ]
 """How many of the likeliest tokens to tell for each place; true means 1, false none."""
 
@@ -286,14 +286,14 @@ class _Sampling(Object):
     top_k: Annotated[Whole, AfterValidator(lambda k: None if k in (0, -1) else k)] | None = None
     seed: Annotated[Whole, Field(ge=-SEEDS, le=SEEDS - 1)] | None = None
     """-1 means no seed."""
-    min_p: Annotated[float, Field(ge=0, le=1), _unless(0)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0), _unless(1)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2), _unless(0)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2), _unless(0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1), _none_if(0)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0), _none_if(1)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2), _none_if(0)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2), _none_if(0)] | None = None
     logit_bias: Annotated[
         dict[int, float] | None,
-        pydantic.PlainValidator(_biases),
-        _unless({}),
+        pydantic.PlainValidator(_as_biases),
+        _none_if({}),
         Field(description="an object of token ids, as texts, each with a number"),
     ] = None
     allowed_token_ids: Annotated[
@@ -311,8 +311,8 @@ class _Sampling(Object):
 class _Body(_Sampling):
     """The fields that both routes take."""
 
-    ignored = ignored_in("requests")
-    not_supported = refused_in("requests")
+    ignored = ignored_fields("requests")
+    not_supported = refused_fields("requests")
 
     model: str = ""
     """Empty for the served model."""
@@ -369,16 +369,16 @@ class _Body(_Sampling):
     @model_validator(mode="after")
     def _asks_for_one_thing(self) -> Self:
         if "stream_options" in self.model_fields_set and self.stream_options.model_fields_set and not self.stream:
-            raise refused("stream_options has no effect without stream: leave it out, or set stream", "stream_options")
+            raise refusal("stream_options has no effect without stream: leave it out, or set stream", "stream_options")
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:
             sentence = f"max_tokens={old} and max_completion_tokens={new} are two lengths of one answer"
-            raise refused(f"{sentence}: give one of them", "max_tokens")
+            raise refusal(f"{sentence}: give one of them", "max_tokens")
         if self.length is not None and self.min_tokens > self.length:
             limit = f"{self.name_of('max_tokens')}={self.length}"
-            raise refused(f"min_tokens={self.min_tokens} is more than {limit}: lower it", "min_tokens")
+            raise refusal(f"min_tokens={self.min_tokens} is more than {limit}: lower it", "min_tokens")
         if self.prompt_logprobs is not None and self.stream:
-            raise refused(
+            raise refusal(
                 f"prompt_logprobs={self.prompt_logprobs} are not told in a stream: leave out one of the two",
                 "prompt_logprobs",
             )
@@ -447,7 +447,7 @@ class CompletionBody(_Body):
     @model_validator(mode="after")
     def _has_an_answer(self) -> Self:
         if self.max_tokens == 0 and not self.echo:
-            raise refused("max_tokens=0 must be at least 1, or echo true", "max_tokens")
+            raise refusal("max_tokens=0 must be at least 1, or echo true", "max_tokens")
         return self
 
     @property
@@ -480,7 +480,7 @@ class ChatBody(Conversation, _Body):
     @model_validator(mode="after")
     def _has_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
-            raise refused(
+            raise refusal(
                 f"top_logprobs={self.top_logprobs} has no effect without logprobs: set it true", "top_logprobs"
             )
         return self
@@ -512,9 +512,9 @@ Body = TypeVar("Body", bound=Object)
 
 
 class Schema(Generic[Body]):
-    """Reads bodies for the model named ``served``, which also heeds ``options``. A strict schema refuses unknown fields."""
+    """Reads bodies for ``model``, which also heeds ``options``. A strict schema refuses unknown fields."""
 
-    def __init__(self, kind: type[Body], served: str, options: Mapping[str, Kind], *, is_strict: bool = False) -> None:
+    def __init__(self, kind: type[Body], model: str, options: Mapping[str, Kind], *, is_strict: bool = False) -> None:
         own: dict[str, Any] = {name: ((Whole if each is int else each) | None, None) for name, each in options.items()}
         self._kind: Any = pydantic.create_model(kind.__name__, __base__=kind, **own)
         self._kind.not_supported = {
@@ -522,13 +522,13 @@ class Schema(Generic[Body]):
             **dict.fromkeys(_DIFFUSION - options.keys(), ("this model is not decoded by it", ())),
         }
         self._kind._of_the_engine = kind._of_the_engine | options.keys()
-        self._served, self._options, self._is_strict = served, options, is_strict
+        self._served, self._options, self._is_strict = model, options, is_strict
 
     def read(self, content: bytes) -> Body:
         fields = _parse_json(content)
         model = fields.get("model")
         if isinstance(model, str) and model not in ("", self._served):
-            sentence = f"model={shown(model)} is not served here: use {self._served!r}"
+            sentence = f"model={short_text(model)} is not served here: use {self._served!r}"
             raise ApiError(404, sentence, param="model", code="model_not_found")
         try:
             body: Body = self._kind.model_validate(fields)
@@ -536,17 +536,17 @@ class Schema(Generic[Body]):
             raise self._refusal(error) from None
         if self._is_strict and (name := next(body.unknown, None)) is not None:
             hint = f"; besides OpenAI's fields there are {', '.join(self._options)}" if self._options else ""
-            raise refused(f"{name} is unknown: leave it out{hint}", name)
+            raise refusal(f"{name} is unknown: leave it out{hint}", name)
         return body
 
-    def _refusal(self, found: pydantic.ValidationError) -> ApiError:
+    def _refusal(self, validation: pydantic.ValidationError) -> ApiError:
         """Return the first error as a sentence: its place, the value there, and the value that should be there."""
-        error = found.errors(include_url=False)[0]
+        error = validation.errors(include_url=False)[0]
         if error["type"] == "string_unicode":  # also for a field's name, which has no place of its own
-            return refused(f"{shown(error['input'])} holds half a character (a lone surrogate): take it out")
+            return refusal(f"{short_text(error['input'])} holds half a character (a lone surrogate): take it out")
         field = str(error["loc"][0])
         path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in error["loc"])[1:]
-        value = shown(error["input"])
+        value = short_text(error["input"])
         info = next((info for name, info in self._kind.model_fields.items() if field in (name, info.alias)), None)
         described = info.description if info is not None else None
         if error["type"] == "missing":
@@ -555,40 +555,40 @@ class Schema(Generic[Body]):
             sentence = f"{path}={value} is wrong, {field} must be {described}"
         else:
             sentence = f"{path}={value} {_SAID[error['type']].format(**error.get('ctx', {}))}"
-        return refused(sentence, field)
+        return refusal(sentence, field)
 
 
 def _parse_json(content: bytes) -> dict[str, Any]:
     try:
-        body = json.loads(content, parse_constant=_no_number, object_pairs_hook=unique)
+        body = json.loads(content, parse_constant=_refuse_constant, object_pairs_hook=unique)
     except RepeatedKeyError as error:
-        raise refused(f"the body is not clear, {error}: keep one") from None
+        raise refusal(f"the body is not clear, {error}: keep one") from None
     except UnicodeDecodeError:
-        raise refused("the body is not UTF-8 text: encode it as UTF-8") from None
+        raise refusal("the body is not UTF-8 text: encode it as UTF-8") from None
     except json.JSONDecodeError as error:
-        raise refused(f"the body is not JSON ({error.msg} at character {error.pos}): send one JSON object") from None
+        raise refusal(f"the body is not JSON ({error.msg} at character {error.pos}): send one JSON object") from None
     except RecursionError:
-        raise refused("the body is JSON nested too deeply to be read: flatten it") from None
+        raise refusal("the body is JSON nested too deeply to be read: flatten it") from None
     except ValueError:  # Python reads no number of thousands of digits
-        raise refused("the body has a number of too many digits: send finite numbers") from None
+        raise refusal("the body has a number of too many digits: send finite numbers") from None
     if not isinstance(body, dict):
-        raise refused(f"the body is {shown(body)}: send one JSON object")
+        raise refusal(f"the body is {short_text(body)}: send one JSON object")
     return body
 
 
-def _no_number(name: str) -> Any:
-    raise refused(f"the body has a number that cannot be read ({name} is no JSON): send finite numbers")
+def _refuse_constant(name: str) -> Any:
+    raise refusal(f"the body has a number that cannot be read ({name} is no JSON): send finite numbers")
 
 
-def check_asks_for_nothing(name: str, value: Any, kind: Unsupported) -> None:
+def check_neutral(name: str, value: Any, kind: Unsupported) -> None:
     """Raise ApiError if the value asks for something."""
     reason, neutral = kind
     # In JSON 0 and false are two things.
     if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral):
-        raise refused(f"{name}={shown(value)} is not supported, {reason}: leave it out", name)
+        raise refusal(f"{name}={short_text(value)} is not supported, {reason}: leave it out", name)
 
 
-def shown(value: Any) -> str:
+def short_text(value: Any) -> str:
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists in lists

@@ -13,7 +13,7 @@ from engines.errors import UserError
 from engines.server.answer import Answer, Piece, Score, ScoredTokens, Stops, prompt_logprobs, scores_of
 from engines.server.body import MOST_CHOICES, SEEDS, AnswerBody, ChatBody, CompletionBody
 from engines.server.codec import Codec
-from engines.server.errors import ApiError, refused
+from engines.server.errors import ApiError, refusal
 from engines.server.protocol import (
     Accepted,
     Admitted,
@@ -63,8 +63,8 @@ class AnswerPiece(NamedTuple):
 class Completion:
     """The answers to one request. Its methods raise ApiError if the request cannot be answered."""
 
-    def __init__(self, served: Served, asked: AnswerBody) -> None:
-        self._served, self._asked = served, asked
+    def __init__(self, served: Served, body: AnswerBody) -> None:
+        self._served, self._body = served, body
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._ids: dict[int, int] = {}
         """Choice -> id of its request, while it is open."""
@@ -99,7 +99,7 @@ class Completion:
         return Usage(len(self.prompt_of(choice)), self._answers[choice].num_tokens)
 
     def prompt_of(self, choice: int) -> tuple[int, ...]:
-        return self._prompts[choice // self._asked.n]
+        return self._prompts[choice // self._body.n]
 
     async def parts(self) -> AsyncIterator[AnswerPiece]:
         """Pieces of the answers as they become final, until all have ended."""
@@ -126,26 +126,26 @@ class Completion:
             if piece.text or piece.token_ids or piece.finish_reason is not None:
                 make = partial(self._part, choice, piece, event.logprobs, is_first=is_first)
                 is_long = is_first and len(self._scored.get(choice, ())) > LONG_PROMPT
-                yield await self._worked(make, self._served.slow_work) if is_long else make()
+                yield await self._run_in(make, self._served.slow_work) if is_long else make()
 
     async def prompt_logprobs(self, choice: int) -> list[Any] | None:
         """Return the field of that name, once the choice has begun; None if the request does not ask for it."""
-        if self._asked.num_prompt_logprobs is None:
+        if self._body.num_prompt_logprobs is None:
             return None
         ids, scores = self.prompt_of(choice), self._scored[choice]
         make = partial(prompt_logprobs, ids, scores, self._served.codec.speller)
-        return await self._worked(make, self._served.slow_work)
+        return await self._run_in(make, self._served.slow_work)
 
-    async def _worked(self, make: Callable[[], T], lane: Executor) -> T:
+    async def _run_in(self, make: Callable[[], T], lane: Executor) -> T:
         """Run a long task behind others of ``lane``, not on the event loop."""
         return await asyncio.get_running_loop().run_in_executor(lane, make)
 
-    def _part(self, choice: int, piece: Piece, found: Logprobs | None, *, is_first: bool) -> AnswerPiece:
-        body = self._asked
+    def _part(self, choice: int, piece: Piece, logprobs: Logprobs | None, *, is_first: bool) -> AnswerPiece:
+        body = self._body
         ids: list[int] = list(piece.token_ids)
         scores: list[Score | None] = []
-        if found is not None:
-            scores += [*scores_of(found)][: len(ids)]
+        if logprobs is not None:
+            scores += [*scores_of(logprobs)][: len(ids)]
         if isinstance(body, ChatBody) and body.echo and is_first:
             last = body.messages[-1]
             if last.role == body.role:
@@ -165,11 +165,11 @@ class Completion:
                 is_chat=isinstance(body, ChatBody),
                 has_names=not body.return_tokens_as_token_ids,
             )
-        return AnswerPiece(choice, piece, self._tokens[choice].worded(ids, scores))
+        return AnswerPiece(choice, piece, self._tokens[choice].logprobs_field(ids, scores))
 
     def _echo(self, choice: int) -> str:
         """Return the prompt's text as it was given; empty with ``return_token_ids``, which tells it as ids, as in vLLM."""
-        body, speller = self._asked, self._served.codec.speller
+        body, speller = self._body, self._served.codec.speller
         assert isinstance(body, CompletionBody)
         prompt = body.prompt[choice // body.n]
         if body.return_token_ids:
@@ -181,10 +181,10 @@ class Completion:
     # -- submission ----------------------------------------------------------------------------------------
 
     async def _submit(self) -> None:
-        served, body = self._served, self._asked
+        served, body = self._served, self._body
         num_left, limit = body.num_choices, min(MOST_CHOICES, served.service.max_waiting)
         if num_left > limit:
-            raise refused(
+            raise refusal(
                 f"n={body.n} for {num_left // body.n} prompts makes {num_left} answers, more than {limit}, the most that is taken "
                 f"(max_queue={served.service.max_waiting}): send several requests",
                 "n",
@@ -193,13 +193,13 @@ class Completion:
         lane = served.work if size < LARGE_TEXT else served.slow_work
         check = partial(self._generations, 1)
         if body.bad_words:  # we look up their tokens
-            await self._worked(check, lane)
+            await self._run_in(check, lane)
         else:
             check()
         # We reserve before we tokenize: a request that cannot be queued must not cost much.
         served.service.reserve(num_left)
         try:
-            checked = await self._worked(self._encoded, lane)
+            checked = await self._run_in(self._encode_prompts, lane)
             self._prompts = [prompt_ids for prompt_ids, _ in checked]
             stops = Stops(
                 texts=tuple(body.stop),
@@ -214,7 +214,7 @@ class Completion:
                     choice = len(self._answers)
                     self._answers.append(Answer(served.codec, stops, skip_special=body.skip_special_tokens))
                     self._ids[choice] = served.service.submit(
-                        prompt_ids, generation, partial(self._hear, choice), wants_tokens=wants_tokens
+                        prompt_ids, generation, partial(self._on_event, choice), wants_tokens=wants_tokens
                     )
                     num_left -= 1
         finally:
@@ -226,32 +226,32 @@ class Completion:
 
         Raises ApiError for settings that are wrong for every prompt.
         """
-        model, body, fields = self._served.model, self._asked, self._asked.generation
+        model, body, fields = self._served.model, self._body, self._body.generation
         name = body.name_of("max_tokens")
         # An echo alone takes one token, which says where its prompt ends.
         length = model.default_tokens if body.length is None else max(1, body.length)
         if length > model.max_model_len:
-            raise refused(f"{name}={length} is more than max_model_len={model.max_model_len}: ask for fewer", name)
+            raise refusal(f"{name}={length} is more than max_model_len={model.max_model_len}: ask for fewer", name)
         # The context cuts an answer short, as in vLLM.
         if (room := model.room(1) if room is None else room) < length:
             fields["max_tokens"] = length = room
         if body.min_tokens > length:
-            raise refused(
+            raise refusal(
                 f"min_tokens={body.min_tokens} is more than the {length} tokens of an answer here: lower it, or raise {name}",
                 "min_tokens",
             )
         # An engine's seeds are not negative.
-        return of_users(lambda: [model.generation({**fields, "seed": (self._seed + i) % SEEDS}) for i in range(num)])
+        return for_client(lambda: [model.generation({**fields, "seed": (self._seed + i) % SEEDS}) for i in range(num)])
 
     @cached_property
     def _seed(self) -> int:
         """The request's seed. If it asks for none, or for -1 as in vLLM, we draw a new one for every request, as OpenAI does."""
-        seed = self._asked.seed
+        seed = self._body.seed
         return secrets.randbelow(SEEDS) if seed is None or seed == -1 else seed
 
     def _check_texts(self) -> int:
         """Return the bytes of all texts to tokenize. Raises ApiError for a prompt that is too long whatever its tokens are."""
-        body, limit = self._asked, self._most_bytes
+        body, limit = self._body, self._max_text_bytes
         if isinstance(body, ChatBody):
             name, sizes = body.name_of("messages"), [sum(_num_bytes(turn["content"]) for turn in body.turns)]
         else:
@@ -260,7 +260,7 @@ class Completion:
                 sizes = [min(size, limit) for size in sizes]
         for size in sizes:
             if size > limit:
-                raise refused(
+                raise refusal(
                     f"prompt of {size} bytes is more than the {self._served.codec.longest_token} bytes of the longest token "
                     f"times max_model_len={self._served.model.max_model_len}: shorten it",
                     name,
@@ -268,25 +268,25 @@ class Completion:
         return sum(sizes) + sum(map(_num_bytes, body.bad_words))
 
     @property
-    def _most_bytes(self) -> int:
+    def _max_text_bytes(self) -> int:
         """Bytes of the longest text that can fit, whatever its tokens are."""
         return self._served.model.max_model_len * self._served.codec.longest_token
 
-    def _encoded(self) -> list[tuple[tuple[int, ...], list[object]]]:
+    def _encode_prompts(self) -> list[tuple[tuple[int, ...], list[object]]]:
         """Return the checked ids of the prompts, each with the settings of its answers."""
-        codec, model, body = self._served.codec, self._served.model, self._asked
-        limit = self._most_prompt_tokens()
+        codec, model, body = self._served.codec, self._served.model, self._body
+        limit = self._max_prompt_tokens()
         # Truncation keeps added special tokens unless the request names a side, as in vLLM.
         keep = None if "truncation_side" in body.model_fields_set else limit
         from_end = body.truncation_side == "left"
 
         def encode(text: str) -> tuple[int, ...]:
             if limit is not None:  # what is cut off anyway need not be tokenized
-                text = text[-self._most_bytes :] if from_end else text[: self._most_bytes]
+                text = text[-self._max_text_bytes :] if from_end else text[: self._max_text_bytes]
             return codec.encode(text, add_special=body.add_special_tokens, keep=keep)
 
-        def one(given: str | tuple[int, ...]) -> tuple[tuple[int, ...], list[object]]:
-            prompt_ids = cut(encode(given) if isinstance(given, str) else given)
+        def checked_prompt(prompt: str | tuple[int, ...]) -> tuple[tuple[int, ...], list[object]]:
+            prompt_ids = cut(encode(prompt) if isinstance(prompt, str) else prompt)
             room = model.room(len(prompt_ids))
             generations = self._generations(body.n, room if room > 0 else None)
             model.check_prompt(prompt_ids, generations[0])
@@ -300,22 +300,22 @@ class Completion:
         def run() -> list[tuple[tuple[int, ...], list[object]]]:
             if isinstance(body, ChatBody):
                 special = body.add_special_tokens
-                return [one(codec.encode_chat(body.turns, body.form, add_special=special, keep=keep))]
-            return [one(prompt) for prompt in body.prompt]
+                return [checked_prompt(codec.encode_chat(body.turns, body.form, add_special=special, keep=keep))]
+            return [checked_prompt(prompt) for prompt in body.prompt]
 
-        return of_users(run)
+        return for_client(run)
 
-    def _most_prompt_tokens(self) -> int | None:
+    def _max_prompt_tokens(self) -> int | None:
         """Return the number of tokens that a prompt is cut to, if the request asks for it; -1 leaves a token for the answer."""
-        length, limit = self._asked.truncate_prompt_tokens, self._served.model.max_model_len
+        length, limit = self._body.truncate_prompt_tokens, self._served.model.max_model_len
         if length is not None and length > limit:
-            raise refused(
+            raise refusal(
                 f"truncate_prompt_tokens={length} is more than max_model_len={limit}: lower it",
                 "truncate_prompt_tokens",
             )
         return limit - 1 if length == -1 else length
 
-    def _hear(self, choice: int, event: Event) -> None:
+    def _on_event(self, choice: int, event: Event) -> None:
         self._events.put_nowait((choice, event))
 
     async def _wait_until_taken(self) -> None:
@@ -325,7 +325,7 @@ class Completion:
             choice, event = await self._events.get()
             if isinstance(event, Refused):
                 del self._ids[choice]
-                raise refused(event.sentence)
+                raise refusal(event.sentence)
             if isinstance(event, Accepted | Failed):
                 missing.discard(choice)
             if not isinstance(event, Accepted):
@@ -336,9 +336,9 @@ def _num_bytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def of_users(make: Callable[[], T]) -> T:
+def for_client(make: Callable[[], T]) -> T:
     """Return what ``make`` returns. Its UserError becomes an ApiError, because the client caused it."""
     try:
         return make()
     except UserError as error:
-        raise refused(str(error)) from None
+        raise refusal(str(error)) from None

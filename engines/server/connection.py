@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from engines.server.errors import ApiError, refused, unavailable
+from engines.server.errors import ApiError, refusal, unavailable
 from engines.server.settings import ServerSettings
 
 _MOST_AHEAD = 1 << 14
@@ -31,8 +31,8 @@ _LINGER_S = 2.0
 class Connection(H11Protocol):
     """uvicorn's connection, with refusals in OpenAI's format. ``on_refusal`` is called with their status."""
 
-    def __init__(self, *given: Any, on_refusal: Callable[[int], None], **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, on_refusal: Callable[[int], None], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._on_refusal = on_refusal
 
     def data_received(self, data: bytes) -> None:
@@ -116,9 +116,9 @@ class Intake:
             if isinstance(error, TimeoutError):
                 self._check_open()
                 after = f"after {self._settings.body_timeout_s:g} s"
-                raise refused(f"the body was not complete {after}: send it at once", status=408) from None
+                raise refusal(f"the body was not complete {after}: send it at once", status=408) from None
             if isinstance(error, ApiError) and error.status < 500 and "expect" not in request.headers:
-                await _let_pass(stream)
+                await _drain(stream)
             raise
         return b"".join(parts)
 
@@ -134,10 +134,10 @@ class Intake:
         types = headers.getlist("content-type")
         if len(types) != 1 or types[0].partition(";")[0].strip().lower() != "application/json":
             given = ", ".join(types) or "missing"
-            raise refused(f"Content-Type is {given}: send the body as 'Content-Type: application/json'", status=415)
+            raise refusal(f"Content-Type is {given}: send the body as 'Content-Type: application/json'", status=415)
         encoding = headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
-            raise refused(f"Content-Encoding={encoding!r} is not read here: send the body as it is", status=415)
+            raise refusal(f"Content-Encoding={encoding!r} is not read here: send the body as it is", status=415)
         length = headers.get("content-length")
         if length is not None:
             self._check_body(int(length))
@@ -145,10 +145,10 @@ class Intake:
     def _check_body(self, size: int) -> None:
         limit = self._settings.max_body_bytes
         if size > limit:
-            raise refused(f"the body has more than {limit} bytes, the most that is taken: send less", status=413)
+            raise refusal(f"the body has more than {limit} bytes, the most that is taken: send less", status=413)
 
 
-async def _let_pass(stream: AsyncIterator[bytes]) -> None:
+async def _drain(stream: AsyncIterator[bytes]) -> None:
     """Read what is left of a body. If we closed the connection instead, a client that still sends would not get the refusal."""
     with suppress(TimeoutError, ClientDisconnect):
         async with asyncio.timeout(_LINGER_S):
@@ -156,7 +156,7 @@ async def _let_pass(stream: AsyncIterator[bytes]) -> None:
                 pass
 
 
-def own_names(host: str) -> frozenset[str] | None:
+def host_names(host: str) -> frozenset[str] | None:
     """Return the names by which requests may call a server that listens only on this machine; None if any name will do."""
     try:
         is_loopback = _is_loopback_address(socket.getaddrinfo(host, None)[0][4][0])
@@ -169,15 +169,15 @@ class Addressed:
     """Refuses requests that were not meant for this server, and passes the others on. If a page's name was made to point at this machine
     (DNS rebinding), the Host that the browser sends reveals it."""
 
-    def __init__(self, app: ASGIApp, names: frozenset[str] | None, say: Callable[..., Awaitable[Response]]) -> None:
-        self._app, self._names, self._say = app, names, say
+    def __init__(self, app: ASGIApp, names: frozenset[str] | None, refuse: Callable[..., Awaitable[Response]]) -> None:
+        self._app, self._names, self._refuse = app, names, refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = self._app
         try:
             self._check(scope["headers"])
         except ApiError as error:
-            answer = await self._say(Request(scope), error)
+            answer = await self._refuse(Request(scope), error)
         await answer(scope, receive, send)
 
     def _check(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -187,7 +187,7 @@ class Addressed:
         if self._names is None:
             return
         for host in (value.decode("latin-1") for name, value in headers if name == b"host"):
-            name = _name(host)
+            name = _host_name(host)
             if name not in self._names and not _is_loopback_address(name):
                 raise ApiError(
                     421,
@@ -196,7 +196,7 @@ class Addressed:
                 )
 
 
-def _name(host: str) -> str:
+def _host_name(host: str) -> str:
     """Return a host without its port."""
     if host.startswith("["):
         return host[1:].partition("]")[0]

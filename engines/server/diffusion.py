@@ -25,7 +25,7 @@ class _Served:
 
     def __init__(self, engine: Engine | BlockEngine) -> None:
         self._engine = engine
-        self._told: dict[int, int] = {}
+        self._num_told: dict[int, int] = {}
         """Request id -> number of ids told so far, for requests that want ids as they become final."""
         self._forward_passes = self._committed_tokens = 0
         self._busy_s = 0.0
@@ -59,10 +59,10 @@ class ServedDllm(_Served):
         )
         self._engine.submit(request)
         if wants_tokens:
-            self._told[request_id] = 0
+            self._num_told[request_id] = 0
 
     def cancel(self, request_id: int) -> None:
-        self._told.pop(request_id, None)
+        self._num_told.pop(request_id, None)
         self._engine.cancel(request_id)
 
     def step(self) -> list[Event]:
@@ -79,16 +79,16 @@ class ServedDllm(_Served):
         for request_id in record.done.finished:
             token_ids = engine.take_output(request_id)
             assert token_ids is not None, "only a simulation has no ids"
-            events.append(Finished(request_id, token_ids[self._told.pop(request_id, 0) :]))
+            events.append(Finished(request_id, token_ids[self._num_told.pop(request_id, 0) :]))
         for request_id, reason in record.done.failed:
-            self._told.pop(request_id, None)
+            self._num_told.pop(request_id, None)
             events.append(Failed(request_id, reason))
         return events
 
     def _complete_blocks(self) -> list[Event]:
         """Return the ids of complete blocks that are not told yet, for requests that go on. One read of the device gets all."""
         spans: list[tuple[PlanItem, int, int]] = []
-        for request_id, num_told in self._told.items():
+        for request_id, num_told in self._num_told.items():
             sequence = self._engine.scheduler.find(request_id)
             if sequence is None or sequence.kv_start < 0:
                 continue
@@ -97,12 +97,12 @@ class ServedDllm(_Served):
                 spans.append((plan_item(sequence), prompt_len + num_told, sequence.block_start))
         if not spans:
             return []
-        ids = _read(_state_of(self._engine.executor), spans)
+        ids = _read_ids(_state_of(self._engine.executor), spans)
         events: list[Event] = []
         for item, start, end in spans:
             events.append(Tokens(item.request_id, tuple(ids[: end - start])))
             del ids[: end - start]
-            self._told[item.request_id] += end - start
+            self._num_told[item.request_id] += end - start
         return events
 
     def status(self) -> EngineStatus:
@@ -130,7 +130,7 @@ def _state_of(executor: Any) -> "RequestState":
     return state
 
 
-def _read(state: "RequestState", spans: Sequence[tuple[PlanItem, int, int]]) -> list[int]:
+def _read_ids(state: "RequestState", spans: Sequence[tuple[PlanItem, int, int]]) -> list[int]:
     """Return the ids at these positions, one span after the other."""
     import torch
 
@@ -163,7 +163,7 @@ class ServedBlocks(_Served):
         assert isinstance(generation, BlockGeneration)
         self._engine.submit(BlockRequest(request_id=request_id, prompt_ids=prompt_ids, **vars(generation)))
         if wants_tokens:
-            self._told[request_id] = 0
+            self._num_told[request_id] = 0
 
     def cancel(self, request_id: int) -> None:
         if request_id in self._engine.sequences:
@@ -185,7 +185,7 @@ class ServedBlocks(_Served):
         for request_id in record.finished:
             ids = engine.take(request_id).ids
             self._count(request_id, len(ids))
-            events.append(Finished(request_id, ids[self._told.get(request_id, 0) :]))
+            events.append(Finished(request_id, ids[self._num_told.get(request_id, 0) :]))
             self._forget(request_id)
         return events
 
@@ -214,10 +214,10 @@ class ServedBlocks(_Served):
         for request_id, sequence in self._engine.sequences.items():
             final = sequence.final[sequence.request.prompt_len :]
             self._count(request_id, len(final))
-            num_told = self._told.get(request_id)
+            num_told = self._num_told.get(request_id)
             if num_told is not None and len(final) > num_told:
                 events.append(Tokens(request_id, tuple(final[num_told:].tolist())))
-                self._told[request_id] = len(final)
+                self._num_told[request_id] = len(final)
         return events
 
     def _count(self, request_id: int, final: int) -> None:
@@ -227,6 +227,6 @@ class ServedBlocks(_Served):
         self._committed_tokens += self._final[request_id] - before
 
     def _forget(self, request_id: int) -> None:
-        self._told.pop(request_id, None)
+        self._num_told.pop(request_id, None)
         self._final.pop(request_id, None)
         self._begun.discard(request_id)

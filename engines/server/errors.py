@@ -35,7 +35,7 @@ class ApiError(Exception):
         return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
 
 
-def refused(message: str, param: str | None = None, *, status: int = 400, code: str | None = None) -> ApiError:
+def refusal(message: str, param: str | None = None, *, status: int = 400, code: str | None = None) -> ApiError:
     return ApiError(status, message, param=param, code=code)
 
 

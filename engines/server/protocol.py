@@ -27,17 +27,17 @@ _OF_CAUSAL_MODELS = (
 """Fields of a request that concern how each token follows from those before it, which only causal models support."""
 
 
-def asked_of_diffusion(asked: Mapping[str, Any], vocabulary: int) -> tuple[tuple[tuple[str, Any], ...], int, bool]:
+def diffusion_fields(requested: Mapping[str, Any], vocabulary: int) -> tuple[tuple[tuple[str, Any], ...], int, bool]:
     """Return (fields of the generation, seed, whether it ignores ends): the part of ``ServedModel.generation``'s fields for a diffusion
     engine. The last covers what the server does itself: it ends an answer at a stop id, and at no end that comes too early.
     Raises UserError for a field that a diffusion model cannot support."""
-    name = next((key for key in _OF_CAUSAL_MODELS if key in asked), None)
+    name = next((key for key in _OF_CAUSAL_MODELS if key in requested), None)
     require(
         name is None,
         f"{name} is not supported: a diffusion model does not draw an answer's tokens left to right, each from its "
         f"probabilities behind those before it: leave it out, or ask a causal model",
     )
-    fields = dict(asked)
+    fields = dict(requested)
     check_vocabulary("stop_token_ids", fields.pop("stop_token_ids", ()), vocabulary)
     if fields.pop("min_tokens", 0) > 0:
         fields["ignore_eos"] = True
@@ -184,8 +184,8 @@ class ServedModel(Protocol):
     def facts(self) -> Mapping[str, Any]:
         """Further fields of the model in ``/v1/models``."""
 
-    def generation(self, asked: Mapping[str, Any]) -> Any:
-        """Return the engine's settings for a request. ``asked`` has the given fields of its body about how tokens are chosen or
+    def generation(self, requested: Mapping[str, Any]) -> Any:
+        """Return the engine's settings for a request. ``requested`` has the given fields of its body about how tokens are chosen or
         told. These are fields such as ``max_tokens``, ``seed``, ``logprobs`` and those of ``options``. Raises UserError for values
         that the engine cannot run.
 

@@ -17,13 +17,13 @@ from engines.server.body import (
     ChatBody,
     Count,
     Messages,
-    check_asks_for_nothing,
-    ignored_in,
-    refused_in,
-    shown,
+    check_neutral,
+    ignored_fields,
+    refused_fields,
+    short_text,
 )
 from engines.server.completion import AnswerPiece, Usage
-from engines.server.errors import ApiError, refused
+from engines.server.errors import ApiError, refusal
 
 _DONE = b"data: [DONE]\n\n"
 _NO_MESSAGE = {"refusal": None, "annotations": None, "audio": None, "function_call": None, "reasoning": None}
@@ -35,11 +35,11 @@ def event(content: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-def usage(counted: Usage) -> dict[str, int]:
+def usage_json(usage: Usage) -> dict[str, int]:
     return {
-        "prompt_tokens": counted.prompt_tokens,
-        "total_tokens": counted.prompt_tokens + counted.completion_tokens,
-        "completion_tokens": counted.completion_tokens,
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "completion_tokens": usage.completion_tokens,
     }
 
 
@@ -55,20 +55,20 @@ class Choice(NamedTuple):
 class Format:
     """Formats the answers to one request as vLLM does."""
 
-    def __init__(self, model: str, asked: AnswerBody) -> None:
-        self._role = asked.role if isinstance(asked, ChatBody) else None
+    def __init__(self, model: str, body: AnswerBody) -> None:
+        self._role = body.role if isinstance(body, ChatBody) else None
         """The role of a conversation's answer."""
         self._is_chat = self._role is not None
-        self._has_ids, self._has_echo = asked.return_token_ids, asked.echo
+        self._has_ids, self._has_echo = body.return_token_ids, body.echo
         self._begun: set[int] = set()
         """Choices whose first chunk, which may tell the prompt's ids, was made."""
         self._head = {
-            "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{asked.request_id or token_hex(16)}",
+            "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{body.request_id or token_hex(16)}",
             "created": int(time.time()),
             "model": model,
         }
 
-    def whole(self, choices: Sequence[Choice], counted: Usage) -> dict[str, Any]:
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         entries = []
         for index, (answer, prompt_ids, logprobs, prompt_logprobs) in enumerate(choices):
             choice: dict[str, Any] = {"index": index}
@@ -80,29 +80,29 @@ class Format:
                 "logprobs": logprobs,
                 "finish_reason": answer.finish_reason,
                 "stop_reason": answer.stop_reason,
-                "token_ids": self._told(answer.token_ids),
+                "token_ids": self._ids_field(answer.token_ids),
             }
             if not self._is_chat:
-                choice |= {"prompt_logprobs": prompt_logprobs, "prompt_token_ids": self._told(prompt_ids)}
+                choice |= {"prompt_logprobs": prompt_logprobs, "prompt_token_ids": self._ids_field(prompt_ids)}
             entries.append(choice)
         kind = "chat.completion" if self._is_chat else "text_completion"
         body = {**self._head, "object": kind, "choices": entries, "service_tier": None, "system_fingerprint": None}
         details = {"prompt_tokens_details": None, "completion_tokens_details": None}
-        body["usage"] = usage(counted) | details
+        body["usage"] = usage_json(usage) | details
         if self._is_chat:
             first = choices[0]
-            body |= {"prompt_logprobs": first.prompt_logprobs, "prompt_token_ids": self._told(first.prompt_ids)}
+            body |= {"prompt_logprobs": first.prompt_logprobs, "prompt_token_ids": self._ids_field(first.prompt_ids)}
         return body
 
-    def opening(self, index: int, prompt_ids: Sequence[int], counted: Usage | None) -> bytes:
+    def opening(self, index: int, prompt_ids: Sequence[int], usage: Usage | None) -> bytes:
         """Return the first chunk of a conversation's answer in a stream, which tells the role; nothing for other answers."""
         if not self._is_chat:
             return b""
         choice = {"index": index, "delta": {"role": self._role, "content": ""}, "logprobs": None, "finish_reason": None}
-        return self._chunk([choice], counted, prompt_token_ids=self._told(prompt_ids))
+        return self._chunk([choice], usage, prompt_token_ids=self._ids_field(prompt_ids))
 
-    def part(self, part: AnswerPiece, prompt_ids: Sequence[int], counted: Usage | None) -> bytes:
-        """Return a chunk; ``counted`` is the usage of the answer so far, if every chunk is to tell it."""
+    def part(self, part: AnswerPiece, prompt_ids: Sequence[int], usage: Usage | None) -> bytes:
+        """Return a chunk; ``usage`` is the usage of the answer so far, if every chunk is to tell it."""
         index, piece, logprobs = part
         choice: dict[str, Any] = {"index": index}
         choice |= {"delta": {"content": piece.text}} if self._is_chat else {"text": piece.text}
@@ -113,28 +113,28 @@ class Format:
             is_first = index not in self._begun
             choice["prompt_token_ids"] = list(prompt_ids) if is_first and (self._has_ids or self._has_echo) else None
             self._begun.add(index)
-        choice["token_ids"] = self._told(piece.token_ids)
-        return self._chunk([choice], counted)
+        choice["token_ids"] = self._ids_field(piece.token_ids)
+        return self._chunk([choice], usage)
 
-    def ending(self, counted: Usage, *, is_told: bool) -> bytes:
-        """Return the end of a stream, with its usage if ``is_told``."""
-        return (self._chunk([], counted) if is_told else b"") + _DONE
+    def ending(self, usage: Usage, *, has_usage: bool) -> bytes:
+        """Return the end of a stream, with its usage if ``has_usage``."""
+        return (self._chunk([], usage) if has_usage else b"") + _DONE
 
     def failure(self, error: ApiError) -> bytes:
         """Return the end of a stream that fails after its status was sent, so that only the stream can tell the error."""
         return event(error.body) + _DONE
 
-    def _told(self, ids: Sequence[int]) -> list[int] | None:
+    def _ids_field(self, ids: Sequence[int]) -> list[int] | None:
         return list(ids) if self._has_ids else None
 
-    def _chunk(self, choices: Sequence[Mapping[str, Any]], counted: Usage | None, **more: Any) -> bytes:
+    def _chunk(self, choices: Sequence[Mapping[str, Any]], usage: Usage | None, **more: Any) -> bytes:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
         details = {"completion_tokens_details": None} if self._is_chat and choices else {}
-        extra = {} if counted is None else {"usage": usage(counted) | details}
+        extra = {} if usage is None else {"usage": usage_json(usage) | details}
         return event({**self._head, "object": kind, "choices": choices, **more, **extra})
 
 
-_OF_OTHER_ROUTES = refused_in("instead of responses")
+_OF_OTHER_ROUTES = refused_fields("instead of responses")
 _OF_OBJECTS = {"text.format": "response_format", "text.verbosity": "verbosity", "reasoning.effort": "reasoning_effort"}
 """Place in an object of the body -> the field of a conversation."""
 _OF_NO_ANSWER = ("reasoning.generate_summary", "reasoning.summary")
@@ -145,8 +145,8 @@ _UNFINISHED = ("in_progress", "incomplete")
 class ResponsesBody(ChatBody):
     """A conversation's body, with the names that its fields have on this route."""
 
-    ignored = (ChatBody.ignored | ignored_in("responses")) - {"metadata"}
-    not_supported: ClassVar = {**ChatBody.not_supported, **refused_in("responses")}
+    ignored = (ChatBody.ignored | ignored_fields("responses")) - {"metadata"}
+    not_supported: ClassVar = {**ChatBody.not_supported, **refused_fields("responses")}
 
     messages: Annotated[
         Messages,
@@ -173,8 +173,8 @@ class ResponsesBody(ChatBody):
             return fields
         body = {name: value for name, value in fields.items() if value is not None}
         for name in body.keys() & _OF_OTHER_ROUTES.keys():
-            check_asks_for_nothing(name, body.pop(name), _OF_OTHER_ROUTES[name])
-        body |= _of_objects(body.pop("text", None), body.pop("reasoning", None))
+            check_neutral(name, body.pop(name), _OF_OTHER_ROUTES[name])
+        body |= _object_fields(body.pop("text", None), body.pop("reasoning", None))
         items = body.get("input")
         if isinstance(items, str):
             items = [{"role": "user", "content": items}]
@@ -194,12 +194,12 @@ class ResponsesBody(ChatBody):
         return body if items is None else {**body, "input": items}
 
 
-def _of_objects(text: Any, reasoning: Any) -> Mapping[str, Any]:
+def _object_fields(text: Any, reasoning: Any) -> Mapping[str, Any]:
     """Return the contents of ``text`` and ``reasoning`` as fields of a conversation; unknown ones keep the name of their place."""
     fields = {}
     for name, content in (("text", text), ("reasoning", reasoning)):
         if content is not None and not isinstance(content, dict):
-            raise refused(f"{name}={shown(content)} is wrong, {name} must be an object", name)
+            raise refusal(f"{name}={short_text(content)} is wrong, {name} must be an object", name)
         for key, value in (content or {}).items():
             path = f"{name}.{key}"
             if value is not None and path not in _OF_NO_ANSWER:
@@ -212,8 +212,8 @@ def _check_items(items: Sequence[Any]) -> None:
     for index, item in enumerate(items):
         kind = item.get("type", "message") if isinstance(item, dict) else "message"
         if kind not in ("message", None):
-            raise refused(
-                f"input[{index}].type={shown(kind)} is not supported, no tool is called and nothing is kept here: give messages",
+            raise refusal(
+                f"input[{index}].type={short_text(kind)} is not supported, no tool is called and nothing is kept here: give messages",
                 "input",
             )
 
@@ -221,9 +221,9 @@ def _check_items(items: Sequence[Any]) -> None:
 class ResponseFormat:
     """Formats the answer to one request. Events are numbered in the order in which they are sent."""
 
-    def __init__(self, model: str, asked: ResponsesBody) -> None:
-        self._model, self._asked = model, asked
-        self._id = f"resp_{asked.request_id or token_hex(16)}"
+    def __init__(self, model: str, body: ResponsesBody) -> None:
+        self._model, self._body = model, body
+        self._id = f"resp_{body.request_id or token_hex(16)}"
         self._item_id = f"msg_{token_hex(16)}"
         self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         """The place of the text in the response, which every event about it names."""
@@ -233,13 +233,13 @@ class ResponseFormat:
         self._texts: list[str] = []
         self._logprobs: list[Any] = []
 
-    def whole(self, choices: Sequence[Choice], counted: Usage) -> dict[str, Any]:
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         (choice,) = choices
         self._texts.append(choice.answer.text)
         self._logprobs += _content(choice.logprobs)
-        return self._response(choice.answer.finish_reason, counted)
+        return self._response(choice.answer.finish_reason, usage)
 
-    def opening(self, index: int, prompt_ids: Sequence[int], counted: Usage | None) -> bytes:
+    def opening(self, index: int, prompt_ids: Sequence[int], usage: Usage | None) -> bytes:
         response, item = self._response(None, None), self._item("in_progress")
         return (
             self._event("response.created", response=response)
@@ -248,7 +248,7 @@ class ResponseFormat:
             + self._event("response.content_part.added", **self._place, part=self._part)
         )
 
-    def part(self, part: AnswerPiece, prompt_ids: Sequence[int], counted: Usage | None) -> bytes:
+    def part(self, part: AnswerPiece, prompt_ids: Sequence[int], usage: Usage | None) -> bytes:
         text, logprobs = part.piece.text, _content(part.logprobs)
         self._reason = part.piece.finish_reason
         self._texts.append(text)
@@ -257,10 +257,10 @@ class ResponseFormat:
             return b""
         return self._event("response.output_text.delta", **self._place, delta=text, logprobs=logprobs)
 
-    def ending(self, counted: Usage, *, is_told: bool) -> bytes:
+    def ending(self, usage: Usage, *, has_usage: bool) -> bytes:
         """Return the end of a stream, which always tells the usage here."""
         status = _status(self._reason)
-        response = self._response(self._reason, counted)
+        response = self._response(self._reason, usage)
         return (
             self._event("response.output_text.done", **self._place, text="".join(self._texts), logprobs=self._logprobs)
             + self._event("response.content_part.done", **self._place, part=self._part)
@@ -283,9 +283,9 @@ class ResponseFormat:
     def _item(self, status: str) -> dict[str, Any]:
         return {"id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": [self._part]}
 
-    def _response(self, reason: FinishReason | None, counted: Usage | None) -> dict[str, Any]:
+    def _response(self, reason: FinishReason | None, usage: Usage | None) -> dict[str, Any]:
         """Return the response object; ``reason`` is None while the answer is not complete."""
-        body, status = self._asked, "in_progress" if reason is None else _status(reason)
+        body, status = self._body, "in_progress" if reason is None else _status(reason)
         return {
             "id": self._id,
             "object": "response",
@@ -313,14 +313,14 @@ class ResponseFormat:
             "top_logprobs": body.top_logprobs,
             "top_p": body.top_p,
             "truncation": body.truncation,
-            "usage": None if counted is None else _usage(counted),
+            "usage": None if usage is None else _usage_json(usage),
             "user": None,
         }
 
-    def _event(self, kind: str, **said: Any) -> bytes:
+    def _event(self, kind: str, **fields: Any) -> bytes:
         number = self._num_events
         self._num_events += 1
-        return f"event: {kind}\n".encode() + event({"type": kind, "sequence_number": number, **said})
+        return f"event: {kind}\n".encode() + event({"type": kind, "sequence_number": number, **fields})
 
 
 def _status(reason: FinishReason | None) -> str:
@@ -331,11 +331,11 @@ def _content(logprobs: Mapping[str, Any] | None) -> list[Any]:
     return [] if logprobs is None else list(logprobs["content"])
 
 
-def _usage(counted: Usage) -> dict[str, Any]:
+def _usage_json(usage: Usage) -> dict[str, Any]:
     return {
-        "input_tokens": counted.prompt_tokens,
+        "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 0},
-        "output_tokens": counted.completion_tokens,
+        "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": counted.prompt_tokens + counted.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

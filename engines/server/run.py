@@ -39,7 +39,7 @@ def run(model: ServedModel, codec: Codec, settings: ServerSettings, say: Callabl
     address or the model cannot be used. Raises RunError if the engine is lost for good, or if requests are given up at the
     end. Nobody can connect before the engine's process has found that this machine can run the model.
     """
-    with closing(_bound(settings)) as listener:
+    with closing(_bind(settings)) as listener:
         asyncio.run(_serve(model, codec, settings, listener, say))
 
 
@@ -49,7 +49,7 @@ async def _serve(
     service = EngineProcess(model, max_waiting=settings.max_queue)
     host, port = listener.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    with _lane() as work, _lane() as slow_work:
+    with _text_thread() as work, _text_thread() as slow_work:
         served = Served(model=model, codec=codec, service=service, work=work, slow_work=slow_work)
         server = Server(served, settings)
         http = HttpServer(http_config(server, settings))
@@ -59,7 +59,7 @@ async def _serve(
         try:
             await _until_able(service, signals)
             if not signals.count:
-                with _named(settings):
+                with _naming_address(settings):
                     listener.listen(_BACKLOG)
                 serving = asyncio.create_task(http.serve(sockets=[listener]))
                 say(f"listening on {address}, loading {model.name}")
@@ -123,23 +123,23 @@ def http_config(server: Server, settings: ServerSettings) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         backlog=_BACKLOG,
-        limit_concurrency=_room_for(settings.max_connections) + 1,
+        limit_concurrency=_max_connections(settings.max_connections) + 1,
         h11_max_incomplete_event_size=_MOST_HEAD,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_FLUSH_S,
     )
 
 
-def _room_for(most: int) -> int:
-    """Return how many of ``most`` connections this process has descriptors for, beside those being accepted."""
+def _max_connections(wanted: int) -> int:
+    """Return how many of ``wanted`` connections this process has descriptors for, beside those being accepted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < 4 * most:
-        soft = 4 * most if hard == resource.RLIM_INFINITY else min(4 * most, hard)
+    if 0 <= soft < 4 * wanted:
+        soft = 4 * wanted if hard == resource.RLIM_INFINITY else min(4 * wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return most if soft == resource.RLIM_INFINITY else min(most, soft // 2)
+    return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft // 2)
 
 
-def _lane() -> ThreadPoolExecutor:
+def _text_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="text")
 
 
@@ -169,10 +169,10 @@ class _Signals:
             self._loop.remove_signal_handler(number)
 
 
-def _bound(settings: ServerSettings) -> socket.socket:
+def _bind(settings: ServerSettings) -> socket.socket:
     """Return a socket that is bound to its address, but does not listen yet."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with _named(settings):
+    with _naming_address(settings):
         # asyncio sends small pieces at once only if the protocol is named. Otherwise a stream's first piece waits 40 ms for
         # the client to acknowledge its head.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -188,7 +188,7 @@ def _bound(settings: ServerSettings) -> socket.socket:
 
 
 @contextmanager
-def _named(settings: ServerSettings) -> Iterator[None]:
+def _naming_address(settings: ServerSettings) -> Iterator[None]:
     try:
         yield
     except OSError as error:

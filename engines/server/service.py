@@ -86,7 +86,7 @@ class EngineProcess:
 
     def start(self) -> None:
         """Start the process and return; ``is_ready`` becomes true once the model is loaded."""
-        self._watch = asyncio.create_task(self._keep(), name="engine")
+        self._watch = asyncio.create_task(self._keep_running(), name="engine")
 
     async def stop(self) -> None:
         """End the process. Requests that are open hear nothing more."""
@@ -106,7 +106,7 @@ class EngineProcess:
         self._process = self._writer = None
         self.is_ready = False
 
-    async def _keep(self) -> None:
+    async def _keep_running(self) -> None:
         """Run processes one after the other, until one cannot start."""
         try:
             while True:
@@ -138,7 +138,7 @@ class EngineProcess:
             elif isinstance(message, Report):
                 self.status = message.status
                 for event in message.events:
-                    self._pass(event)
+                    self._dispatch(event)
             else:
                 assert isinstance(message, Unable)
                 unable = message
@@ -148,12 +148,12 @@ class EngineProcess:
         if not was_ready:
             if unable is not None and unable.is_users:
                 raise UserError(unable.sentence)
-            raise RunError(f"the engine's process did not start ({unable.sentence if unable else _how(code)})")
+            raise RunError(f"the engine's process did not start ({unable.sentence if unable else _exit_text(code)})")
         self.status = EngineStatus()
-        reason = unable.sentence if unable is not None else f"its process ended: {_how(code)}"
+        reason = unable.sentence if unable is not None else f"its process ended: {_exit_text(code)}"
         logger.warning("engine %d was lost (%s): %d requests fail", pid, reason, self.num_open)
         for request_id in list(self._open):
-            self._pass(Failed(request_id, f"the engine was lost in the middle of this request ({reason})"))
+            self._dispatch(Failed(request_id, f"the engine was lost in the middle of this request ({reason})"))
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -216,7 +216,7 @@ class EngineProcess:
             sink(Failed(request_id, sentence))
         return len(lost)
 
-    def _pass(self, event: Event) -> None:
+    def _dispatch(self, event: Event) -> None:
         sink = self._open.get(event.request_id)
         if sink is None:
             return  # cancelled while the event was on its way
@@ -231,8 +231,8 @@ class EngineProcess:
         return self._open.pop(request_id, None)
 
 
-def _spawn(there: socket.socket) -> subprocess.Popen[bytes]:
-    descriptor = there.fileno()
+def _spawn(channel: socket.socket) -> subprocess.Popen[bytes]:
+    descriptor = channel.fileno()
     # The new process finds modules where this one does; an empty path stands for the working directory.
     environment = {
         **_ENVIRONMENT,
@@ -254,7 +254,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _how(code: int) -> str:
+def _exit_text(code: int) -> str:
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
 
@@ -270,12 +270,14 @@ _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 class Metrics:
     """Counts requests by what became of them, and shows the engine's figures as it last told them."""
 
-    def __init__(self, service: EngineProcess, model: str, own: Mapping[str, tuple[str, Callable[[], float]]]) -> None:
-        """``own`` holds the server's own gauges by name: each is a description and a function that returns the current value."""
+    def __init__(
+        self, service: EngineProcess, model: str, gauges: Mapping[str, tuple[str, Callable[[], float]]]
+    ) -> None:
+        """``gauges`` holds the server's own gauges by name: each is a description and a function that returns the current value."""
         registry = self._registry = CollectorRegistry()
         registry.register(_OfTheEngine(service))
         Info(f"{PREFIX}model", "What is served.", registry=registry).info({"name": model})
-        for name, (description, read) in own.items():
+        for name, (description, read) in gauges.items():
             Gauge(f"{PREFIX}{name}", description, registry=registry).set_function(read)
         self.answered = Counter(f"{PREFIX}requests", "Requests answered to their end.", registry=registry)
         self.rejections = Counter(
@@ -304,8 +306,8 @@ class Metrics:
         for kind in ("prompt", "completion"):
             self.tokens.labels(kind)
 
-    def _histogram(self, name: str, what: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
-        return Histogram(f"{PREFIX}{name}", what, buckets=buckets, registry=self._registry)
+    def _histogram(self, name: str, description: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+        return Histogram(f"{PREFIX}{name}", description, buckets=buckets, registry=self._registry)
 
     def note_unknown_fields(self, names: Iterable[str]) -> None:
         """Count unknown fields. Clients choose the names, so we count only the first few by name, and later ones as other."""
@@ -323,14 +325,14 @@ class Metrics:
 
 
 class _Recent(Collector):
-    """Quantiles of the last minute's values of ``whole``; none if there was no value."""
+    """Quantiles of the last minute's values of ``histogram``; none if there was no value."""
 
-    def __init__(self, name: str, whole: Histogram) -> None:
-        self._name, self._whole = name, whole
+    def __init__(self, name: str, histogram: Histogram) -> None:
+        self._name, self._histogram = name, histogram
         self._values: deque[tuple[float, float]] = deque(maxlen=_MOST_RECENT)
 
     def observe(self, value: float) -> None:
-        self._whole.observe(value)
+        self._histogram.observe(value)
         self._values.append((time.monotonic(), value))
 
     def collect(self) -> Iterator[Metric]:

@@ -76,7 +76,7 @@ _SCHEDULER = Kind(
 )
 
 
-def own_batcher(name: str, own: tuple[tuple[str, Any], ...] = ()) -> Plugin | None:
+def user_batcher(name: str, knobs: tuple[tuple[str, Any], ...] = ()) -> Plugin | None:
     """Return a user's own batching policy with its knobs; None for a name in ``SCHEDULERS``. Raises UserError for an unknown name."""
     if name in SCHEDULERS:
         return None
@@ -84,14 +84,14 @@ def own_batcher(name: str, own: tuple[tuple[str, Any], ...] = ()) -> Plugin | No
     if import_path is None:
         names = ", ".join((*SCHEDULERS, *installed(BATCHER.name)))
         raise UserError(f"scheduler={name!r} is unknown with system='{SYSTEM}': use one of {names}, or module:NAME")
-    return Plugin(kind=_SCHEDULER, where=import_path, given=own)
+    return Plugin(kind=_SCHEDULER, where=import_path, given=knobs)
 
 
-def scheduler_knobs(name: str, given: tuple[tuple[str, Any], ...] = ()) -> Mapping[str, Knob]:
+def scheduler_knobs(name: str, knobs: tuple[tuple[str, Any], ...] = ()) -> Mapping[str, Knob]:
     """Return the scheduler's own knobs, beside the settings of all schedulers."""
     if name == "on-time":
         return usual_knobs_of(OnTimeConfig)
-    batcher = own_batcher(name, given)
+    batcher = user_batcher(name, knobs)
     return {} if batcher is None else batcher.knobs
 
 
@@ -136,7 +136,7 @@ class ArSettings(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (batcher := own_batcher(self.scheduler, self.own)) is not None:
+        if (batcher := user_batcher(self.scheduler, self.own)) is not None:
             batcher.checked(max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs)
         elif self.scheduler == "on-time":
             given_to(OnTimeConfig(), dict(self.own))

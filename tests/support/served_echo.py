@@ -100,9 +100,9 @@ class EchoModel:
     def room(self, prompt_tokens: int) -> int:
         return self.max_model_len - prompt_tokens
 
-    def generation(self, asked: Mapping[str, Any]) -> EchoGeneration:
-        require(asked.get("steps", 1) == 1, f"steps={asked.get('steps')} must be 1: leave it out")
-        return EchoGeneration(asked.get("max_tokens", self.default_tokens), asked["seed"])
+    def generation(self, requested: Mapping[str, Any]) -> EchoGeneration:
+        require(requested.get("steps", 1) == 1, f"steps={requested.get('steps')} must be 1: leave it out")
+        return EchoGeneration(requested.get("max_tokens", self.default_tokens), requested["seed"])
 
     def check_prompt(self, prompt_ids: Sequence[int], generation: EchoGeneration) -> None:
         require(len(prompt_ids) > 0, "prompt has no token: give some text")

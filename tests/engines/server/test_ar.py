@@ -33,7 +33,7 @@ CHUNKED = Chunked(max_num_batched_tokens=16, max_num_seqs=6)
 def served(
     model: CausalModel, batching: Batching = CHUNKED, *, ends: Sequence[int] = (), keeps: bool = True, **sizes: Any
 ) -> ServedAr:
-    return ServedAr(executor(model, **sizes), batching, OpenQueue(), end_ids=frozenset(ends), budget=16, keeps=keeps)
+    return ServedAr(executor(model, **sizes), batching, OpenQueue(), end_ids=frozenset(ends), budget=16, keep_kv=keeps)
 
 
 def submission(i: int, ids: np.ndarray, length: int, *, tells: bool = False, **sampling: Any) -> Submission:

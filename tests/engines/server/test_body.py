@@ -9,7 +9,7 @@ from support.tables import data_beside
 from engines.errors import UserError
 from engines.server.body import AnswerBody, ChatBody, CompletionBody, Schema
 from engines.server.errors import ApiError
-from engines.server.protocol import asked_of_diffusion
+from engines.server.protocol import diffusion_fields
 
 SCHEMAS = {
     kind: Schema(kind, "m", {"steps": int, "threshold": float, "remasking": str}) for kind in (CompletionBody, ChatBody)
@@ -112,7 +112,7 @@ def test_the_best_of_as_many_answers_as_are_told_asks_for_nothing():
 
 def test_a_model_that_cannot_echo_names_the_field_that_was_given():
     with pytest.raises(UserError, match=r"^echo is not supported"):
-        asked_of_diffusion(read(ChatBody, echo=True).generation, 10)
+        diffusion_fields(read(ChatBody, echo=True).generation, 10)
 
 
 def test_known_fields_of_a_common_server_are_heeded_refused_or_without_influence():

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engines.ar.sampling import Logprobs
 from engines.models.tokenizer import Speller
-from engines.server.answer import ScoredTokens, TokenTexts, joined, prompt_logprobs, scores_of
+from engines.server.answer import ScoredTokens, TokenTexts, join_logprobs, prompt_logprobs, scores_of
 
 
 def byte_level(*merges: tuple[str, str]) -> Tokenizer:
@@ -47,7 +47,7 @@ TOKENIZERS = {"byte-level": byte_level(), "sentence-pieces": sentence_pieces()}
 def texts(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     found, each = [], TokenTexts(Speller(tokenizer))
     for token in ids:
-        found.append(each.of(token))
+        found.append(each.text_of(token))
         each.add(token)
     return found
 
@@ -92,7 +92,7 @@ def test_tokens_named_by_ids_have_the_bytes_of_their_text():
     speller = Speller(TOKENIZERS["byte-level"])
     ids = TOKENIZERS["byte-level"].encode("é").ids
     scores = [*scores_of(logprobs(*[(-0.5, [])] * len(ids)))]
-    told = ScoredTokens(speller, is_chat=True, has_names=False).worded(ids, scores)["content"]
+    told = ScoredTokens(speller, is_chat=True, has_names=False).logprobs_field(ids, scores)["content"]
     assert [each["token"] for each in told] == [f"token_id:{token}" for token in ids]
     assert bytes(value for each in told for value in each["bytes"]).decode() == "é"
 
@@ -111,14 +111,14 @@ def test_words_are_json_where_a_token_cannot_be_and_parts_are_joined():
     ids = TOKENIZERS["byte-level"].encode("ab").ids
     scores = list(scores_of(logprobs((-np.inf, [(ids[1], -0.5)]), (-0.5, [(ids[1], -0.5)]))))
     tokens = ScoredTokens(speller, is_chat=False)
-    parts = [tokens.worded([token], [score]) for token, score in zip(ids, scores, strict=True)]
-    assert joined(parts) == {
+    parts = [tokens.logprobs_field([token], [score]) for token, score in zip(ids, scores, strict=True)]
+    assert join_logprobs(parts) == {
         "text_offset": [0, 1],
         "token_logprobs": [-9999.0, -0.5],
         "tokens": ["a", "b"],
         "top_logprobs": [{"a": -9999.0, "b": -0.5}, {"b": -0.5}],
     }
-    json.dumps(joined(parts), allow_nan=False)
+    json.dumps(join_logprobs(parts), allow_nan=False)
     assert prompt_logprobs(ids, [None, scores[1]], speller) == [
         None,
         {str(ids[1]): {"logprob": -0.5, "rank": 2, "decoded_token": "b"}},
@@ -130,6 +130,6 @@ def test_of_tokens_with_one_text_the_likeliest_stands():
     speller = Speller(TOKENIZERS["byte-level"])
     first, second = TOKENIZERS["byte-level"].encode("é").ids[0], TOKENIZERS["byte-level"].encode("世").ids[0]
     (score,) = scores_of(logprobs((-3.0, [(second, -0.5), (first, -3.0)])))
-    found = ScoredTokens(speller, is_chat=False).worded([first], [score])
+    found = ScoredTokens(speller, is_chat=False).logprobs_field([first], [score])
     assert found["top_logprobs"] == [{"": -0.5}]
     assert found["token_logprobs"] == [-3.0]

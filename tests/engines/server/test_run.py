@@ -17,7 +17,7 @@ from support.http_client import ask, metrics, streaming
 from support.served_echo import LONG_ANSWER, LONG_LEN, ByteCodec, EchoModel, answer_of
 
 from engines.errors import RunError, UserError
-from engines.server.run import _bound, run
+from engines.server.run import _bind, run
 from engines.server.settings import ServerSettings
 
 LONG = {"model": "echo", "prompt": "a story", "max_tokens": 200, "seed": 0}
@@ -200,7 +200,7 @@ def test_small_pieces_are_sent_at_once():
             writer.close()
             has_come.set()
 
-        async with await asyncio.start_server(come, sock=_bound(ServerSettings(port=0))) as server:
+        async with await asyncio.start_server(come, sock=_bind(ServerSettings(port=0))) as server:
             _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             await has_come.wait()
             writer.close()
