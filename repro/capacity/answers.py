@@ -23,7 +23,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from engines.errors import RunError
 from engines.machine import held, usable_cores
-from repro.capacity.objectives import LOAD, Sample, Verdict, is_lost, judged
+from repro.capacity.objectives import LOAD, Sample, Verdict, is_lost, verdict_of
 from repro.capacity.question import Question, Sizes
 from repro.capacity.sites import LASTING, Plan, Site
 from repro.runs.code import why_unshareable
@@ -118,9 +118,9 @@ def climb(margin: Callable[[int], float], start: int, ends: tuple[int, int]) -> 
     return None if low < lowest else low
 
 
-def _crossing(low: int, high: int, known: Mapping[int, float]) -> int:
+def _crossing(low: int, high: int, margins: Mapping[int, float]) -> int:
     """Estimate the last step that is served, with margins on a line between the two steps."""
-    low_margin, high_margin = known[low], known[high]
+    low_margin, high_margin = margins[low], margins[high]
     if not math.isfinite(low_margin - high_margin):
         return (low + high) // 2
     return low + math.floor((high - low) * low_margin / (low_margin - high_margin))
@@ -131,47 +131,47 @@ Race = Callable[[Sequence[P], tuple[P, int] | None], tuple[P, int] | None]
 
 
 def largest(
-    searched: Callable[[Race[P]], tuple[P, int] | None],
-    most: Callable[[P], float],
+    search: Callable[[Race[P]], tuple[P, int] | None],
+    max_rate: Callable[[P], float],
     margin: Margin[P],
     lattice: Lattice,
     start: float,
     is_behind: Callable[[P, P], bool] = lambda plan, best: False,
 ) -> LeastPlan[P] | None:
-    """Return the plan that serves the largest rate, of those that ``searched`` asks a race of; the first one wins ties. ``most`` bounds
+    """Return the plan that serves the largest rate, of those that ``search`` asks a race of; the first one wins ties. ``max_rate`` bounds
     the rate of any run of a plan, and ``start`` is the first rate tried. A plan that ``is_behind`` the best so far is not simulated. None
     if no plan serves any rate."""
     (lowest, highest), first_step = lattice.ends(start), lattice.step(start)
     lasts: dict[P, int] = {}
 
-    def of_one(plan: P, step: int) -> float:
+    def first_seed_margin(plan: P, step: int) -> float:
         return margin(plan, step, False)
 
-    def of_all(plan: P, step: int) -> float:
+    def all_seeds_margin(plan: P, step: int) -> float:
         return margin(plan, step, True)
 
-    def race(some: Sequence[P], best: tuple[P, int] | None) -> tuple[P, int] | None:
+    def race(candidates: Sequence[P], best: tuple[P, int] | None) -> tuple[P, int] | None:
         # Rates above a plan's own bound need no simulation.
-        bounds = {plan: min(highest, lattice.last(most(plan))) for plan in some}
+        bounds = {plan: min(highest, lattice.last(max_rate(plan))) for plan in candidates}
         bounds = {plan: last for plan, last in bounds.items() if last >= lowest}
         lasts.update(bounds)
-        return _raced(bounds, first_step, lowest, best, of_one, is_behind)
+        return _race_plans(bounds, first_step, lowest, best, first_seed_margin, is_behind)
 
-    best = searched(race)
+    best = search(race)
     if best is not None:
         # With all seeds the step may be lower or higher, whatever margins say, and a plan that lost with one seed may win.
         plan, near_step = best
-        step = climb(lambda at: min(max(of_all(plan, at), -1.0), 1.0), near_step, (lowest, lasts[plan]))
+        step = climb(lambda at: min(max(all_seeds_margin(plan, at), -1.0), 1.0), near_step, (lowest, lasts[plan]))
         best = None if step is None else (plan, step)
-    best = _raced(lasts, first_step, lowest, best, of_all, is_behind)
+    best = _race_plans(lasts, first_step, lowest, best, all_seeds_margin, is_behind)
     if best is None:
         return None
     plan, step = best
     lower_step = lattice.step(GUARD * lattice.rate(step))
-    return LeastPlan(plan, step, lower_step < lowest or of_one(plan, lower_step) >= 0)
+    return LeastPlan(plan, step, lower_step < lowest or first_seed_margin(plan, lower_step) >= 0)
 
 
-def _raced(
+def _race_plans(
     lasts: Mapping[P, int],
     start: int,
     lowest: int,
@@ -260,7 +260,7 @@ class Trials:
             self._made[key] = self.site.run(plan, rate, seed)
         return self._made[key]
 
-    def seen(self, plan: Plan, rate: float, is_whole: bool) -> Verdict:
+    def judge(self, plan: Plan, rate: float, is_whole: bool) -> Verdict:
         """Judge a rate by all seeds, or by the first alone. We run no more seeds than needed to see that the rate is not served."""
         num_seeds = self.site.num_seeds if is_whole else 1
         samples: list[Sample] = []
@@ -268,13 +268,13 @@ class Trials:
             samples.append(self.sample(plan, rate, seed))
             if is_lost(samples, self.site.objectives, num_seeds):
                 break
-        return judged(samples, self.site.objectives)
+        return verdict_of(samples, self.site.objectives)
 
     def margin(self, plan: Plan, step: int, is_whole: bool, lattice: Lattice) -> float:
         rate = lattice.rate(step)
         if rate >= self._lost.get(plan, math.inf):
             return -1.0
-        verdict = self.seen(plan, rate, is_whole)
+        verdict = self.judge(plan, rate, is_whole)
         margin = -lattice.steps(verdict.worst)
         if verdict.serves:
             self.about[plan] = max(step, self.about.get(plan, -math.inf))
@@ -307,7 +307,7 @@ class Trials:
                 return True
         return False
 
-    def likely(self) -> list[Plan]:
+    def likeliest(self) -> list[Plan]:
         """Simulated plans, the one with the highest estimated step first."""
         return sorted(self.about, key=lambda plan: -self.about[plan])
 
@@ -315,7 +315,7 @@ class Trials:
         """Judge a rate by the seeds that were run. We run the first seed if none was."""
         self.sample(plan, rate, 0)
         keys = [(plan, rate, seed) for seed in range(self.site.num_seeds)]
-        return judged([self._made[key] for key in keys if key in self._made], self.site.objectives)
+        return verdict_of([self._made[key] for key in keys if key in self._made], self.site.objectives)
 
     @property
     def plans(self) -> list[Plan]:
@@ -326,7 +326,7 @@ class Trials:
     def num_runs(self) -> int:
         return len(self._made)
 
-    def answer(self, gpus: int, num_plans: int, plan: Plan | None, **found: Any) -> Answer:
+    def answer(self, gpus: int, num_plans: int, plan: Plan | None, **fields: Any) -> Answer:
         return Answer(
             site=self.site,
             gpus=gpus,
@@ -334,7 +334,7 @@ class Trials:
             num_plans=num_plans,
             num_simulated=len(self.plans),
             num_runs=self.num_runs,
-            **found,
+            **fields,
         )
 
 
@@ -344,18 +344,18 @@ def largest_rate(site: Site, gpus: int, lattice: Lattice, start: float | None = 
     first_rate = start or ranked.start
     lowest, highest = lattice.ends(first_rate)
 
-    def searched(race: Race[Plan]) -> tuple[Plan, int] | None:
+    def search(race: Race[Plan]) -> tuple[Plan, int] | None:
         return best_choices(
             ranked.space,
             site.is_possible,
-            lambda some, best: race([*map(site.planned, some)], best),
-            lambda: [plan.choices for plan in trials.likely()],
+            lambda some, best: race([*map(site.plan_of, some)], best),
+            lambda: [plan.choices for plan in trials.likeliest()],
             BEAM if gpus <= FEW_GPUS else 1,
             ALONE,
         )
 
     winner = largest(
-        searched,
+        search,
         lambda plan: plan.most,
         partial(trials.margin, lattice=lattice),
         lattice,
@@ -363,11 +363,11 @@ def largest_rate(site: Site, gpus: int, lattice: Lattice, start: float | None = 
         partial(trials.is_behind, lattice=lattice),
     )
     if winner is None:
-        verdict = trials.verdict(site.planned(ranked.space.first), lattice.rate(lowest))
+        verdict = trials.verdict(site.plan_of(ranked.space.first), lattice.rate(lowest))
         return trials.answer(gpus, ranked.num, None, rate=None, at=None, binds=verdict.binds)
     plan, is_monotone = winner.plan, winner.is_monotone
     rate, next_rate = lattice.rate(winner.step), lattice.rate(winner.step + 1)
-    runners_up = [each for each in trials.likely() if each != plan]
+    runners_up = [each for each in trials.likeliest() if each != plan]
     next_best = None
     if runners_up:
         margin = partial(trials.margin, runners_up[0], is_whole=True, lattice=lattice)
@@ -378,7 +378,7 @@ def largest_rate(site: Site, gpus: int, lattice: Lattice, start: float | None = 
         shares = [trials.verdict(each, rate).session_attainment for each in pair] if step == winner.step else [0.0, 0.0]
         if shares[1] > shares[0]:
             plan, next_best = runners_up[0], (plan, rate)
-            is_monotone = trials.seen(plan, max(GUARD * rate, lattice.rate(lowest)), False).serves
+            is_monotone = trials.judge(plan, max(GUARD * rate, lattice.rate(lowest)), False).serves
     binds = None
     if winner.step < highest:
         binds = LOAD if next_rate > plan.most else trials.verdict(plan, next_rate).binds
@@ -393,10 +393,10 @@ def fewest_gpus(site: Site, sizes: Sequence[int], rate: float) -> Answer:
     num_plans: dict[int, int] = {}
 
     def worst(plan: Plan) -> float:
-        return trials.seen(plan, rate, True).worst
+        return trials.judge(plan, rate, True).worst
 
-    def race(some: Sequence[Choices], best: Plan | None) -> Plan | None:
-        for plan in map(site.planned, some):
+    def race(candidates: Sequence[Choices], best: Plan | None) -> Plan | None:
+        for plan in map(site.plan_of, candidates):
             if best is not None and worst(best) <= 1:
                 break
             if plan.most >= rate and (best is None or worst(plan) < worst(best)):
@@ -479,11 +479,11 @@ class Search:
         """Answer for one size, or find the fewest of several. ``start`` is about the rate, if another answer tells. If arrivals were a
         burst, we search again with the most requests of a run, unless their number was given."""
         num_prompts, rate = self.question.num_prompts, self.rate
-        sized_site = site.of_size(gpus[-1], start if rate is None else rate, num_prompts)
+        sized_site = site.sized_for(gpus[-1], start if rate is None else rate, num_prompts)
         answer = self._answer_of_sized(sized_site, gpus, start)
         if num_prompts is not None or answer.at is None or answer.at.stays >= LASTING:
             return answer
-        largest_run = site.of_size(gpus[-1], rate, site.most_prompts)
+        largest_run = site.sized_for(gpus[-1], rate, site.most_prompts)
         return answer if largest_run == sized_site else self._answer_of_sized(largest_run, gpus, start)
 
     def _answer_of_sized(self, site: Site, gpus: Sequence[int], start: float | None) -> Answer:

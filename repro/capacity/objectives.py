@@ -94,7 +94,7 @@ class Times(NamedTuple):
     def num(self) -> int:
         return int(self.counts.sum())
 
-    def beyond(self, limit_s: float) -> int:
+    def num_beyond(self, limit_s: float) -> int:
         return int(self.counts[self.values > limit_s].sum())
 
     def percentile(self, percentile: float) -> float | None:
@@ -173,7 +173,7 @@ class Verdict:
         return max(self.ratios, key=lambda name: self.ratios[name])
 
 
-def judged(samples: Sequence[Sample], objectives: Sequence[Objective]) -> Verdict:
+def verdict_of(samples: Sequence[Sample], objectives: Sequence[Objective]) -> Verdict:
     """Judge some seeds together. Percentiles are over the rounds of all seeds, and the load is that of the busiest seed."""
     values = {
         str(goal): Times.joined([sample.times[goal.metric] for sample in samples]).percentile(goal.percentile)
@@ -203,6 +203,6 @@ def is_lost(samples: Sequence[Sample], objectives: Sequence[Objective], num_seed
     for goal in objectives:
         times = [sample.times[goal.metric] for sample in samples]
         expected = SPARE * sum(part.num for part in times) * num_seeds / len(samples)
-        if sum(part.beyond(goal.limit_s) for part in times) > (1 - goal.percentile / 100) * expected + 1:
+        if sum(part.num_beyond(goal.limit_s) for part in times) > (1 - goal.percentile / 100) * expected + 1:
             return True
     return False

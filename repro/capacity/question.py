@@ -129,12 +129,12 @@ class Question:
             sites.append(site)
         return sites
 
-    def _site(self, name: str, where: str, objectives: tuple[Objective, ...]) -> Site:
-        kind, machine = _kind_of(name), platform(where)
+    def _site(self, name: str, card: str, objectives: tuple[Objective, ...]) -> Site:
+        kind, machine = _kind_of(name), platform(card)
         assert kind is not None, "refused before"
         part = PARTS.get(kind)
         gpu = machine.gpu if part is None else getattr(machine.part(part), "gpu", machine.gpu)
-        require(gpu is not None, f"platform={where!r} is measured and a capacity is searched by simulation: use h200")
+        require(gpu is not None, f"platform={card!r} is measured and a capacity is searched by simulation: use h200")
         dataset, file = self._data(kind)
         knobs: dict[str, Scalar] = {**self.knobs, **file}
         limits = {} if kind is RequestSite else {"slo_ttft_s": tightest(objectives, "ttft", "e2el")}
@@ -168,8 +168,8 @@ class Question:
                 f"dataset_name={self.dataset!r} has no effect with workload={self.workload!r}: leave it out",
             )
             require(
-                not self._told,
-                f"{', '.join(self._told)} has no effect with workload={self.workload!r}, which is no file: leave it out",
+                not self._file_settings,
+                f"{', '.join(self._file_settings)} has no effect with workload={self.workload!r}, which is no file: leave it out",
             )
             return name, {}
         if place is None:
@@ -182,15 +182,15 @@ class Question:
             )
         if self.dataset is None:
             workload = place or str(path)
-            return named_after(workload), {"workload": workload, **self._told}
+            return named_after(workload), {"workload": workload, **self._file_settings}
         require(
-            not self._told,
-            f"{', '.join(self._told)} has no effect with dataset_name={self.dataset!r}, whose card says what is what: leave one out",
+            not self._file_settings,
+            f"{', '.join(self._file_settings)} has no effect with dataset_name={self.dataset!r}, whose card says what is what: leave one out",
         )
         return self.dataset, {"dataset_path": str(path)}
 
     @property
-    def _told(self) -> dict[str, Scalar]:
+    def _file_settings(self) -> dict[str, Scalar]:
         return {name: value for name, value in self.file_knobs.items() if value is not None}
 
     @property

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from engines.machine import usable_cores
 from repro.capacity.answers import ALONE, FEW_GPUS, Answer, Lattice, Search, Trials, climb, fewest
-from repro.capacity.objectives import judged
+from repro.capacity.objectives import verdict_of
 from repro.capacity.question import Question, parse_sizes
 from repro.capacity.sites import SET_HERE, ClusterSite, Plan, Site
 from repro.runs.cell import Scalar
@@ -30,14 +30,14 @@ class Change:
     def __str__(self) -> str:
         return f"without {self.name}" if self.value is None else f"{self.name}={self.value}"
 
-    def of(self, question: Question) -> Question:
+    def applied_to(self, question: Question) -> Question:
         if self.name == "platform":
             return replace(question, platforms=[str(self.value)])
         knobs = {name: value for name, value in question.knobs.items() if name != self.name}
         return replace(question, knobs=knobs if self.value is None else knobs | {self.name: self.value})
 
 
-def varied(
+def answers_with_changes(
     question: Question, answer: Answer, changes: Sequence[Change], resolution: float, advance: Callable[[], object]
 ) -> list[Answer]:
     """Return the largest rates of an answer's plan, as it is and with each change. All else stays equal, including the requests. If the
@@ -53,7 +53,7 @@ def varied(
         num_prompts=int(str(site.cell.knob_values["num_prompts"])),
     )
     sites = []
-    for label, variant in ((AS_ASKED, base), *((str(change), change.of(base)) for change in changes)):
+    for label, variant in ((AS_ASKED, base), *((str(change), change.applied_to(base)) for change in changes)):
         (changed,) = variant.sites(sizes)
         if isinstance(changed, ClusterSite) and replace(changed, held=plan.name).fits(answer.gpus):
             changed = replace(changed, held=plan.name)
@@ -87,7 +87,7 @@ def choices_of(answer: Answer, other: Plan | None, resolution: float) -> tuple[l
     for index, instead in _other_choices(site.ranked(answer.gpus, None).space, plan, other):
         choices = (*plan.choices[:index], instead, *plan.choices[index + 1 :])
         if site.is_possible(choices):
-            changed = site.planned(choices)
+            changed = site.plan_of(choices)
             worth[changed] = Choice(plan.choices[index], instead, rate_of(changed, last, False))
     for changed in sorted(worth, key=lambda each: worth[each].rate)[:1]:
         near_step = lattice.step(max(worth[changed].rate, lattice.rate(lowest)))
@@ -123,14 +123,14 @@ class Outlook(NamedTuple):
     """About how long the likely number of runs takes."""
 
 
-def outlook(search: Search, sites: Sequence[Site]) -> Outlook:
+def estimate_runs(search: Search, sites: Sequence[Site]) -> Outlook:
     """Estimate what a search takes, by two short runs of each system on the first of its cards."""
     likely, most, seconds, prompts = 0, 0, 0.0, list[int]()
     for site in {site.cell.system: site for site in reversed(sites)}.values():
         fitting = search.sizes.fitting(site)
         num_halved = min(len(fitting), 2 * len(fitting).bit_length())
         num_sizes = len(search.sizes.halved(site)) if search.rate is None else num_halved
-        sized = site.of_size(fitting[-1], search.rate, search.question.num_prompts)
+        sized = site.sized_for(fitting[-1], search.rate, search.question.num_prompts)
         ranked, num_prompts = sized.ranked(fitting[-1], search.rate), int(str(sized.cell.knob_values["num_prompts"]))
         beam = BEAM if fitting[-1] <= FEW_GPUS else 1
         num_changes = sum(len(axis) - 1 for axis in ranked.space.axes)
@@ -140,10 +140,10 @@ def outlook(search: Search, sites: Sequence[Site]) -> Outlook:
         num_raced = max(HOPELESS * num_joint, site.num_seeds * min(ranked.num, num_joint + num_near))
         num_answers = num_sizes * sum(other.cell.system == site.cell.system for other in sites)
         num_short = min(num_prompts, max(SHORT, num_prompts // 10))
-        short_site = sized.of_size(fitting[-1], search.rate, num_short)
+        short_site = sized.sized_for(fitting[-1], search.rate, num_short)
         for _ in range(2):
             start = time.perf_counter()
-            short_site.run(short_site.planned(ranked.space.first), ranked.start, 0)
+            short_site.run(short_site.plan_of(ranked.space.first), ranked.start, 0)
             run_s = num_prompts / num_short * (time.perf_counter() - start)
         likely_runs = num_joint + num_climbs + (num_changes if search.rate is None else 0)
         likely, most = likely + num_answers * likely_runs, most + num_answers * (num_raced + num_climbs)
@@ -165,7 +165,7 @@ def rates_by_seed(answer: Answer, resolution: float) -> dict[int, float]:
     for seed in range(site.num_seeds):
 
         def margin(step: int, seed: int = seed) -> float:
-            return -lattice.steps(judged([site.run(plan, lattice.rate(step), seed)], site.objectives).worst)
+            return -lattice.steps(verdict_of([site.run(plan, lattice.rate(step), seed)], site.objectives).worst)
 
         step = climb(margin, lattice.step(rate), lattice.ends(rate))
         if step is not None:
@@ -177,14 +177,14 @@ ALIKE = 3
 """How many splits of a number of GPUs a step tries: those whose share of prefill workers is nearest to the answer's."""
 
 
-def stepped(answer: Answer, sizes: Sequence[int], hours: float) -> list[dict[str, Any]]:
+def needs_by_step(answer: Answer, sizes: Sequence[int], hours: float) -> list[dict[str, Any]]:
     """Return what each step of an answer's file needs: begin_h, hours, sessions, rate, gpus and plan. The last two are None if no number
     of the answer's workers serves the step. Workers are empty when each step begins."""
     site, plan, rate = answer.site, answer.plan, answer.rate
     assert isinstance(site, ClusterSite), "turns are refused"
     assert plan is not None
     assert rate is not None
-    arrivals_s = [session.arrival_s for session in site.own_times]
+    arrivals_s = [session.arrival_s for session in site.sessions_at_file_times]
     steps = []
     for index in range(math.floor(arrivals_s[-1] / 3600 / hours) + 1):
         begin_s, end_s = 3600 * hours * index, 3600 * hours * (index + 1)
@@ -193,8 +193,8 @@ def stepped(answer: Answer, sizes: Sequence[int], hours: float) -> list[dict[str
         trials = Trials(site=replace(site, window_s=(begin_s, end_s)))
 
         def serving(gpus: int, trials: Trials = trials) -> Plan | None:
-            plans = _alike(site.alike(gpus, plan), plan)
-            return next((candidate for candidate in plans if trials.seen(candidate, rate, True).serves), None)
+            plans = _nearest_plans(site.plans_like(gpus, plan), plan)
+            return next((candidate for candidate in plans if trials.judge(candidate, rate, True).serves), None)
 
         smallest = fewest(sizes, serving) if num_sessions else (sizes[0], None)
         steps.append(
@@ -215,14 +215,14 @@ def searched_knobs(plan: Plan) -> dict[str, Scalar]:
     return {name: value for name, value in plan.knobs if name not in SET_HERE}
 
 
-def _alike(plans: Sequence[Plan], plan: Plan) -> list[Plan]:
+def _nearest_plans(plans: Sequence[Plan], plan: Plan) -> list[Plan]:
     """Return up to ``ALIKE`` plans with the plan's degrees, the nearest in their share of prefill workers first."""
 
-    def share(each: Plan) -> float:
-        return 0.0 if each.prefill is None else each.prefill[1] / (each.prefill[1] + each.decode[1])
+    def share(candidate: Plan) -> float:
+        return 0.0 if candidate.prefill is None else candidate.prefill[1] / (candidate.prefill[1] + candidate.decode[1])
 
-    def degrees(each: Plan) -> tuple[object, int]:
-        return each.prefill and each.prefill[0], each.decode[0]
+    def degrees(candidate: Plan) -> tuple[object, int]:
+        return candidate.prefill and candidate.prefill[0], candidate.decode[0]
 
     same_degrees = [candidate for candidate in plans if degrees(candidate) == degrees(plan)]
     return sorted(same_degrees, key=lambda each: abs(share(each) - share(plan)))[:ALIKE]

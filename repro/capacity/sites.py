@@ -136,10 +136,10 @@ class Site(ABC):
     def title(self) -> str:
         return SYSTEMS.get(self.cell.system).title
 
-    def of_run(self, plan: Plan, rate: float, seed: int) -> Cell:
+    def cell_of(self, plan: Plan, rate: float, seed: int) -> Cell:
         return self._cell(plan.knobs, rate=rate, seed=seed)
 
-    def of_size(self, gpus: int, rate: float | None, num_prompts: int | None) -> Self:
+    def sized_for(self, gpus: int, rate: float | None, num_prompts: int | None) -> Self:
         """Return the site with as many requests as given, or as these GPUs, or the rate, make worthwhile."""
         if num_prompts is None and self.is_replayed:
             num_prompts = self.most_prompts
@@ -225,7 +225,7 @@ class Site(ABC):
         return is_possible(self.cell, flat(choices))
 
     @abstractmethod
-    def planned(self, choices: Choices) -> Plan: ...
+    def plan_of(self, choices: Choices) -> Plan: ...
 
     @abstractmethod
     def run(self, plan: Plan, rate: float, seed: int) -> Sample: ...
@@ -298,17 +298,17 @@ class ClusterSite(Site):
         return sessions_of(self._settings.workload).sessions
 
     @property
-    def own_times(self) -> Sequence[Session]:
+    def sessions_at_file_times(self) -> Sequence[Session]:
         """Sessions at the times of their file, in seconds from the first one."""
-        return sessions_of(self._at_own_times).sessions
+        return sessions_of(self._replayed_workload).sessions
 
     @property
-    def own_rate(self) -> float | None:
+    def file_rate(self) -> float | None:
         """Sessions/s at these times; None if all come at one time."""
-        return replayed_rate(self._at_own_times)
+        return replayed_rate(self._replayed_workload)
 
     @property
-    def _at_own_times(self) -> SessionWorkloadConfig:
+    def _replayed_workload(self) -> SessionWorkloadConfig:
         return replace(self._settings.workload, arrivals=ArrivalConfig(kind="trace"))
 
     @cached_property
@@ -316,7 +316,7 @@ class ClusterSite(Site):
         return fsum(session.context_tokens for session in self.sessions) / len(self.sessions)
 
     @cached_property
-    def _held_tokens(self) -> float:
+    def _kv_tokens(self) -> float:
         """Tokens of K/V that a session holds, summed over all its decode steps."""
         return fsum(session.context_tokens * session.decode_tokens for session in self.sessions) / len(self.sessions)
 
@@ -345,7 +345,7 @@ class ClusterSite(Site):
         return next(self._deployments(gpus), None) is not None
 
     def check(self, gpus: int) -> None:
-        self._prepared(_knobs(next(self._deployments(gpus))), 1.0, 0)
+        self._prepare(_knobs(next(self._deployments(gpus))), 1.0, 0)
 
     def hardware(self) -> tuple[ModelShape, str]:
         hardware = self._settings.ground.hardware
@@ -361,14 +361,14 @@ class ClusterSite(Site):
     # ---- plans -----------------------------------------------------------------------------------------
 
     def plans(self, gpus: int) -> tuple[Plan, ...]:
-        return tuple(map(self.planned, product(map(_knobs, self._deployments(gpus)), *self.axes)))
+        return tuple(map(self.plan_of, product(map(_knobs, self._deployments(gpus)), *self.axes)))
 
     def _deployments(self, gpus: int) -> Iterator[Deployment]:
         degrees = self._degrees
         deployments = splits(gpus, degrees, degrees) if self.system.is_disaggregated else replications(gpus, degrees)
         return (deployment for deployment in deployments if self.held in ("", str(deployment)))
 
-    def planned(self, choices: Choices) -> Plan:
+    def plan_of(self, choices: Choices) -> Plan:
         deployment = parse_deployment(str(dict(choices[0])["deployment"]))
         schedule = flat(choices[1:])
         (decode,) = deployment.decode
@@ -379,16 +379,16 @@ class ClusterSite(Site):
             knobs=flat(choices),
             most=math.inf
             if prefill is None or not self._is_remote or self._is_unbounded(schedule)
-            else self._kept_up(prefill.degree, prefill.replicas),
+            else self._max_rate(prefill.degree, prefill.replicas),
             prefill=None if prefill is None else (prefill.degree, prefill.replicas),
             decode=(decode.degree, decode.replicas),
-            schedule=self._said(schedule),
+            schedule=self._schedule_text(schedule),
             choices=choices,
         )
 
-    def alike(self, gpus: int, plan: Plan) -> list[Plan]:
+    def plans_like(self, gpus: int, plan: Plan) -> list[Plan]:
         """Return the plans for this many GPUs that differ from a plan only in the deployment."""
-        return [self.planned((_knobs(deployment), *plan.choices[1:])) for deployment in self._deployments(gpus)]
+        return [self.plan_of((_knobs(deployment), *plan.choices[1:])) for deployment in self._deployments(gpus)]
 
     def _is_unbounded(self, schedule: Knobs) -> bool:
         """Whether closed forms give no bound, because a step holds several prompts or decode workers prefill too."""
@@ -396,7 +396,7 @@ class ClusterSite(Site):
         knobs = self.cell.knob_values | dict(schedule)
         return knobs.get("scheduling", default) == "chunked" or knobs.get("conditional") is not None
 
-    def _said(self, schedule: Knobs) -> str:
+    def _schedule_text(self, schedule: Knobs) -> str:
         """Describe a schedule that was searched, including what the question sets of it; empty if the question sets all."""
         knobs, names = self.cell.knob_values | dict(schedule), ("scheduling", "max_num_batched_tokens")
         is_searched = any(name in dict(schedule) for name in names)
@@ -404,7 +404,7 @@ class ClusterSite(Site):
         rest = [f"{name}={value}" for name, value in schedule if name not in names and value is not None]
         return " ".join([*steps, *rest])
 
-    def _kept_up(self, degree: int, replicas: int) -> float:
+    def _max_rate(self, degree: int, replicas: int) -> float:
         """The rate above which these prefill workers have less time than some seed's prompts take, at one prompt per step."""
         # A single session has no rate, so the workers keep up with it at any.
         return min(replicas / busy if busy else math.inf for busy in self._prefill_s[degree])
@@ -413,7 +413,7 @@ class ClusterSite(Site):
     def _is_remote(self) -> bool:
         degree = min(self._degrees)
         knobs = _knobs(Deployment.disaggregated(degree, 1, degree, 1))
-        return isinstance(self._prepared(knobs, 1.0, 0).cluster().policies.make_router(0), RemoteOnly)
+        return isinstance(self._prepare(knobs, 1.0, 0).cluster().policies.make_router(0), RemoteOnly)
 
     @cached_property
     def _prefill_s(self) -> Mapping[int, Sequence[float]]:
@@ -430,7 +430,7 @@ class ClusterSite(Site):
         return by_degree
 
     def ranked(self, gpus: int, rate: float | None) -> Ranked:
-        plans = [self.planned((_knobs(deployment), *((),) * len(self.axes))) for deployment in self._deployments(gpus)]
+        plans = [self.plan_of((_knobs(deployment), *((),) * len(self.axes))) for deployment in self._deployments(gpus)]
         if not plans:
             return Ranked(Space(((),)), 0, 0.0)
         if self.system.is_disaggregated:
@@ -487,24 +487,24 @@ class ClusterSite(Site):
         for plan in plans:
             assert plan.prefill is not None, "co-located workers have no phases apart"
             phases = table.prefill[plan.prefill].of_slo, table.decode[plan.decode].of_slo
-            values[plan] = max(*phases, rate / self._kept_up(*plan.prefill), rate / self._held(*plan.decode))
+            values[plan] = max(*phases, rate / self._max_rate(*plan.prefill), rate / self._kv_rate(*plan.decode))
         return values
 
-    def _held(self, degree: int, replicas: int) -> float:
+    def _kv_rate(self, degree: int, replicas: int) -> float:
         """The rate at which the K/V of sessions fills the workers while they decode, at the pace of a session alone."""
         hardware = self._settings.ground.hardware
         token_s = hardware.cost(degree).step_s([], 1, round(self._mean_context))
-        return replicas * hardware.kv_capacity(degree) / (self._held_tokens * token_s)
+        return replicas * hardware.kv_capacity(degree) / (self._kv_tokens * token_s)
 
     # ---- runs ------------------------------------------------------------------------------------------
 
-    def _prepared(self, knobs: Knobs, rate: float, seed: int) -> ClusterDeployment:
+    def _prepare(self, knobs: Knobs, rate: float, seed: int) -> ClusterDeployment:
         deployment, _ = self.system.prepare(self._cell(knobs, rate=rate, seed=seed))
         assert isinstance(deployment, ClusterDeployment), "a deployment in words is not searched for"
         return deployment
 
     def run(self, plan: Plan, rate: float, seed: int) -> Sample:
-        deployment = self._prepared(plan.knobs, rate, seed)
+        deployment = self._prepare(plan.knobs, rate, seed)
         sessions = sessions_of(deployment.settings.workload).sessions
         if self.window_s is not None:
             begin_s, end_s = self.window_s
@@ -543,7 +543,7 @@ def sample_of(run: ClusterRun, objectives: Sequence[Objective], *, is_whole: boo
     good = counts & ~np.isnan(finished_s)
     for objective in objectives:
         if objective.metric == "itl":
-            good &= keeping(gaps, len(ready_s), objective.limit_s)
+            good &= rounds_within(gaps, len(ready_s), objective.limit_s)
         else:
             # A token that never came keeps no limit; a round of one token has no gap to limit.
             good &= (by_round[objective.metric] <= objective.limit_s) | (objective.metric == "tpot" and num_gaps == 0)
@@ -563,7 +563,7 @@ def sample_of(run: ClusterRun, objectives: Sequence[Objective], *, is_whole: boo
     )
 
 
-def keeping(gaps: GapLog, num_rounds: int, limit_s: float) -> npt.NDArray[np.bool_]:
+def rounds_within(gaps: GapLog, num_rounds: int, limit_s: float) -> npt.NDArray[np.bool_]:
     """Return which rounds have a P95 of their own gaps within a limit, or no gap. We sort only the rounds whose P95 lies between a gap
     within the limit and one beyond."""
     num_gaps, num_within = gaps.num_gaps(num_rounds), gaps.num_gaps(num_rounds, limit_s)
@@ -628,7 +628,7 @@ class InstanceSite(RecordSite):
         return int(self._prepared[0].settings.part.most_instances)
 
     def check(self, gpus: int) -> None:
-        SYSTEMS.get(self.cell.system).prepare(self.of_run(self.plans(gpus)[0], 1.0, 0))
+        SYSTEMS.get(self.cell.system).prepare(self.cell_of(self.plans(gpus)[0], 1.0, 0))
 
     def hardware(self) -> tuple[ModelShape, str]:
         settings = self._prepared[0].settings
@@ -651,20 +651,20 @@ class InstanceSite(RecordSite):
         instances = (("num_instances", gpus),)
         return (instances,), *axes_of(self._cell(instances))
 
-    def planned(self, choices: Choices) -> Plan:
+    def plan_of(self, choices: Choices) -> Plan:
         gpus = int(str(dict(choices[0])["num_instances"]))
         schedule = setting_text(flat(choices[1:]))
         return Plan(f"TP1x{gpus}", gpus, flat(choices), math.inf, None, (1, gpus), schedule, choices)
 
     def plans(self, gpus: int) -> tuple[Plan, ...]:
-        return tuple(map(self.planned, product(*self._axes_on(gpus))))
+        return tuple(map(self.plan_of, product(*self._axes_on(gpus))))
 
     def ranked(self, gpus: int, rate: float | None) -> Ranked:
         space = Space(self._axes_on(gpus))
         return Ranked(space, space.num, gpus / self.alone_s)
 
     def run(self, plan: Plan, rate: float, seed: int) -> Sample:
-        record = self._record(self.of_run(plan, rate, seed))
+        record = self._record(self.cell_of(plan, rate, seed))
         arrival_s = column(record, "arrival_s")
         late_s = column(record, "finished_s") - arrival_s
         is_sound = not any(reason for check in PREFILL.checks for reason in check(record))
@@ -692,7 +692,7 @@ class RequestSite(RecordSite):
         return super().fits(gpus)
 
     def check(self, gpus: int) -> None:
-        short_site = self.of_size(gpus, 1.0, self.least_prompts)
+        short_site = self.sized_for(gpus, 1.0, self.least_prompts)
         short_site.run(short_site.plans(gpus)[0], 1.0, 0)
 
     def hardware(self) -> tuple[ModelShape, str]:
@@ -708,7 +708,7 @@ class RequestSite(RecordSite):
         record = self._record(replace(self._cell([("num_prompts", 1)]), rate=None))
         return float(column(record, "finished_s")[0])
 
-    def planned(self, choices: Choices) -> Plan:
+    def plan_of(self, choices: Choices) -> Plan:
         gpus = int(str(dict(choices[0])["gpus"]))
         return Plan(f"TP1x{gpus}", gpus, (), math.inf, None, (1, gpus), choices=choices)
 
@@ -716,21 +716,21 @@ class RequestSite(RecordSite):
         return True
 
     def plans(self, gpus: int) -> tuple[Plan, ...]:
-        return (self.planned(((("gpus", gpus),),)),)
+        return (self.plan_of(((("gpus", gpus),),)),)
 
     def ranked(self, gpus: int, rate: float | None) -> Ranked:
         return Ranked(Space((((("gpus", gpus),),),)), 1, gpus / self.alone_s)
 
-    def of_run(self, plan: Plan, rate: float, seed: int) -> Cell:
+    def cell_of(self, plan: Plan, rate: float, seed: int) -> Cell:
         return self._cell(plan.knobs, rate=rate / plan.gpus, seed=seed)
 
-    def of_size(self, gpus: int, rate: float | None, num_prompts: int | None) -> Self:
-        return super().of_size(1, None if rate is None else rate / gpus, num_prompts)
+    def sized_for(self, gpus: int, rate: float | None, num_prompts: int | None) -> Self:
+        return super().sized_for(1, None if rate is None else rate / gpus, num_prompts)
 
     def run(self, plan: Plan, rate: float, seed: int) -> Sample:
         """Judge the requests that come in the second half of the arrivals. The load exceeds 1 if arrivals do not last ``LASTING`` times
         as long as a request, as when any number comes at once."""
-        record = self._record(self.of_run(plan, rate, seed))
+        record = self._record(self.cell_of(plan, rate, seed))
         arrival_s = column(record, "arrival_s")
         span_s = float(arrival_s.max() - arrival_s.min())
         latencies = {

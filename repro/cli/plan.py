@@ -519,7 +519,7 @@ def capacity(
         sites = question.sites(sizes)
     changes = options.changes(question.knobs)
     for change in changes:
-        change.of(question).sites(sizes)
+        change.applied_to(question).sites(sizes)
     rate = options.rate if options.autoscale is None else _rate_of_file(sites[0], options.autoscale)
     search = Search(question=question, sizes=sizes, rate=rate, resolution=search_options.resolution)
     answers = _run_search(search, sites)
@@ -560,9 +560,9 @@ def capacity(
 
 def _run_search(search: Search, sites: Sequence[Site]) -> list[Answer]:
     """Run the search. Prints on stderr beforehand how long it takes, and afterwards what it tried."""
-    from repro.capacity.readings import outlook
+    from repro.capacity.readings import estimate_runs
 
-    estimate, start = outlook(search, sites), time.perf_counter()
+    estimate, start = estimate_runs(search, sites), time.perf_counter()
     prompts = " to ".join(f"{num:,}" for num in dict.fromkeys(estimate.num_prompts))
     unit = sites[0].unit.partition("/")[0]
     runs = f"some {estimate.likely:,} simulations of {prompts} {unit}, at most {estimate.most:,}"
@@ -659,7 +659,7 @@ def _rate_of_file(site: Site, hours: float) -> float:
     """Return sessions/s at the file's own times."""
     from repro.capacity.sites import ClusterSite
 
-    rate = site.own_rate if isinstance(site, ClusterSite) else None
+    rate = site.file_rate if isinstance(site, ClusterSite) else None
     if rate is None:
         raise UserError(f"autoscale={hours:g} needs sessions of a file whose times differ: leave it out, or give one")
     return rate
@@ -667,11 +667,11 @@ def _rate_of_file(site: Site, hours: float) -> float:
 
 def _step_rows(served: Served, sizes: Sizes, hours: float, notes: list[str]) -> list[dict[str, str]]:
     """Add to the rows what each step needs, and to ``notes`` how much that saves. Returns the rows of a table by step."""
-    from repro.capacity.readings import stepped
+    from repro.capacity.readings import needs_by_step
 
     table: dict[float, dict[str, str]] = {}
     for answer, row in served:
-        steps = stepped(answer, sizes.fitting(answer.site), hours)
+        steps = needs_by_step(answer, sizes.fitting(answer.site), hours)
         label = f"{row['system']}, {row['platform']}"
         fixed = answer.gpus * math.fsum(step["hours"] for step in steps)
         in_steps = math.fsum((step["gpus"] or answer.gpus) * step["hours"] for step in steps)
@@ -725,12 +725,12 @@ def _effect_rows(
     question: Question, served: Served, changes: Sequence[Change], resolution: float, notes: list[str]
 ) -> list[dict[str, Any]]:
     """Return a row for each change of each answer. Adds to ``notes`` which changes had no effect."""
-    from repro.capacity.readings import varied
+    from repro.capacity.readings import answers_with_changes
 
     effects = []
     for answer, _ in served:
         with progress_bar("changes") as advance:
-            baseline, *variants = varied(question, answer, changes, resolution, advance)
+            baseline, *variants = answers_with_changes(question, answer, changes, resolution, advance)
         rows: list[dict[str, Any]] = []
         for change, variant in zip((None, *changes), (baseline, *variants), strict=True):
             percent = 100 * (variant.rate or 0.0) / baseline.rate if baseline.rate else None
@@ -769,7 +769,7 @@ def _answer_row(answer: Answer, objectives: Sequence[Objective], price: float | 
     }
     for goal in objectives:
         row[f"{goal.metric}_p{goal.percentile:g}_s"] = None if verdict is None else verdict.values[str(goal)]
-    cell = None if plan is None or answer.rate is None else site.of_run(plan, answer.rate, 0)
+    cell = None if plan is None or answer.rate is None else site.cell_of(plan, answer.rate, 0)
     return row | {
         "longest_ttft_s": None if verdict is None else verdict.longest_s,
         "binds": answer.binds,

@@ -32,7 +32,7 @@ class Case:
     @cached_property
     def site(self) -> Site:
         (site,) = self.question.sites(parse_sizes(str(self.gpus)))
-        return site.of_size(self.gpus, None, self.question.num_prompts)
+        return site.sized_for(self.gpus, None, self.question.num_prompts)
 
     @cached_property
     def plans(self) -> list[Plan]:

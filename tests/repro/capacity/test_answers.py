@@ -167,7 +167,7 @@ def test_the_rate_of_a_burst_is_sought_again_with_the_most_requests(asked, stays
         return Mock(at=None if stays is None else Mock(stays=stays), rate=None)
 
     monkeypatch.setattr(answers, "largest_rate", found)
-    site = Mock(most_prompts=3072, of_size=lambda gpus, rate, num_prompts: num_prompts or 1000)
+    site = Mock(most_prompts=3072, sized_for=lambda gpus, rate, num_prompts: num_prompts or 1000)
     search = Search(question=Mock(num_prompts=asked), sizes=Mock(), rate=None, resolution=0.2)
     search._answers_of(site, [(8,)])
     assert seen == runs

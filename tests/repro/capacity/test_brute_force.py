@@ -83,7 +83,7 @@ def test_the_largest_rate_is_that_of_all_plans_on_a_fine_grid(name, tmp_path):
     place = PLACES[name]
     question = place.question(tmp_path)
     (unsized,) = question.sites(parse_sizes(str(place.gpus)))
-    site = unsized.of_size(place.gpus, None, place.num_prompts)
+    site = unsized.sized_for(place.gpus, None, place.num_prompts)
     answer = largest_rate(site, place.gpus, LATTICE)
     assert answer.plan is not None
     assert is_served(site, answer.plan, answer.rate, place)
@@ -101,7 +101,7 @@ def test_the_fewest_gpus_are_those_of_all_plans(tmp_path):
     place = PLACES["remote prefills"]
     question, rate, sizes = place.question(tmp_path), 6.5, parse_sizes("4..12")
     (unsized,) = question.sites(sizes)
-    site = unsized.of_size(12, rate, place.num_prompts)
+    site = unsized.sized_for(12, rate, place.num_prompts)
     fitting = sizes.fitting(site)
     answer = fewest_gpus(site, fitting, rate)
     assert answer.plan is not None
@@ -125,7 +125,7 @@ def test_plans_are_raced_with_the_order_that_is_asked(tmp_path):
         )
         question = place.question(tmp_path)
         (site,) = question.sites(parse_sizes("8"))
-        found = largest_rate(site.of_size(8, None, place.num_prompts), 8, LATTICE).rate
+        found = largest_rate(site.sized_for(8, None, place.num_prompts), 8, LATTICE).rate
         assert found is not None
         return found
 
@@ -137,7 +137,7 @@ def test_a_run_is_long_enough_for_its_percentile(tmp_path, num_seeds):
     """The rounds of the second half of the arrivals are judged."""
     place = replace(PLACES["prefill instances"], slo="ttft:p99.9:400", num_seeds=num_seeds)
     (site,) = place.question(tmp_path).sites(parse_sizes("2"))
-    judged = site.of_size(2, 1.0, None).cell.knob_values["num_prompts"] / 2 * num_seeds
+    judged = site.sized_for(2, 1.0, None).cell.knob_values["num_prompts"] / 2 * num_seeds
     assert BEYOND * 1000 <= judged < BEYOND * 1000 + num_seeds
 
 
@@ -147,7 +147,7 @@ def test_no_run_serves_more_than_its_bound(tmp_path):
     place = replace(PLACES["remote prefills"], knobs=knobs)
     question = place.question(tmp_path)
     (site,) = question.sites(parse_sizes("8"))
-    site = site.of_size(8, None, place.num_prompts)
+    site = site.sized_for(8, None, place.num_prompts)
     plans = [plan for plan in site.plans(8) if dict(plan.knobs)["conditional"] is None]
     for plan in plans:
         assert plan.most < 4096
@@ -164,7 +164,7 @@ def test_deployments_of_which_few_gpus_prefill_are_raced_where_decode_workers_ma
     question = replace(PLACES["remote prefills"], workload="own", num_prompts=2, knobs=knobs).question(tmp_path)
     (site,) = question.sites(parse_sizes("8"))
     space = site.ranked(8, None).space
-    shares = sorted(site.planned((each, *space.first[1:])).share for each in space.axes[0])
+    shares = sorted(site.plan_of((each, *space.first[1:])).share for each in space.axes[0])
     assert len(shares) == CANDIDATES
     assert shares[:MIXED] == [1 / 4] * MIXED < shares[MIXED:]
 
@@ -177,9 +177,9 @@ def test_a_run_is_that_of_bench(tmp_path):
     place = PLACES["co-located"]
     question = place.question(tmp_path)
     (site,) = question.sites(parse_sizes("8"))
-    site = site.of_size(8, None, place.num_prompts)
+    site = site.sized_for(8, None, place.num_prompts)
     plan = site.plans(8)[0]
-    cell = site.of_run(plan, 2.0, 1)
+    cell = site.cell_of(plan, 2.0, 1)
     deployment, workload = SYSTEMS.get(place.system).prepare(cell)
     record = deployment.run(workload)
     ready_s = np.array(record.tables["rounds"]["ready_s"])

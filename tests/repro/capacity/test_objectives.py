@@ -11,8 +11,8 @@ from support.refusals import refuses
 
 from engines.cluster.record import GapLog
 from engines.errors import UserError
-from repro.capacity.objectives import LOAD, Objective, Sample, Times, is_lost, judged, parse_objectives, tightest
-from repro.capacity.sites import keeping
+from repro.capacity.objectives import LOAD, Objective, Sample, Times, is_lost, parse_objectives, tightest, verdict_of
+from repro.capacity.sites import rounds_within
 
 
 def test_what_is_read():
@@ -61,7 +61,7 @@ def test_gaps_that_rounds_share_count_for_each_of_them(gaps, stays):
         rounds[place] += [first, *(each for value, num in gaps[begin:stop] for each in [value] * num)]
     assert sorted(np.repeat(*log.spread())) == sorted(each for own in rounds for each in own)
     assert log.num_gaps(4).tolist() == [len(each) for each in rounds]
-    assert keeping(log, 4, 2.5).tolist() == [not each or np.percentile(each, 95) <= 2.5 for each in rounds]
+    assert rounds_within(log, 4, 2.5).tolist() == [not each or np.percentile(each, 95) <= 2.5 for each in rounds]
     assert log.of_rounds(np.array([True, False, True, True])).num_gaps(4, 2.5).tolist() == [
         0 if place == 1 else sum(value <= 2.5 for value in each) for place, each in enumerate(rounds)
     ]
@@ -71,7 +71,7 @@ def test_what_never_came_took_for_ever():
     times = Times.of(np.array([1.0, np.nan, 2.0]))
     assert times.percentile(50) == 2.0
     assert times.percentile(100) == math.inf
-    assert times.beyond(1.5) == 2
+    assert times.num_beyond(1.5) == 2
     assert Times.joined([times, times]).num == 6
     assert Times.of(np.array([])).percentile(50) is None
 
@@ -97,10 +97,10 @@ HALF = (Objective(metric="ttft", percentile=50, limit_s=1.0),)
 
 def test_seeds_are_judged_together():
     slow, quick = sample([0.5, 2.0, 2.0]), replace(sample([0.1, 0.1, 0.8]), num_sessions=2, num_good_sessions=2)
-    both = judged([slow, quick], HALF)
+    both = verdict_of([slow, quick], HALF)
     assert both.values == {"ttft:p50:1000": pytest.approx(0.65)}
     assert both.serves
-    assert not judged([slow], HALF).serves
+    assert not verdict_of([slow], HALF).serves
     assert both.attainment == pytest.approx(4 / 6)
     assert both.session_attainment == pytest.approx(3 / 5)
     assert both.longest_s == 2.0
@@ -109,7 +109,7 @@ def test_seeds_are_judged_together():
 
 
 def test_a_load_above_one_is_not_served_whatever_the_latencies():
-    verdict = judged([sample([0.1]), sample([0.1], load=1.01)], HALF)
+    verdict = verdict_of([sample([0.1]), sample([0.1], load=1.01)], HALF)
     assert not verdict.serves
     assert verdict.binds == LOAD
     assert is_lost([sample([0.1], load=1.01)], HALF, 3)
@@ -123,8 +123,8 @@ def test_what_is_lost_early_is_lost_in_the_end(seeds, percentile):
     samples = [sample(each) for each in seeds]
     for num in range(1, len(samples)):
         if is_lost(samples[:num], objectives, len(samples)):
-            assert not judged(samples, objectives).serves
-            assert not judged(samples[:num], objectives).serves
+            assert not verdict_of(samples, objectives).serves
+            assert not verdict_of(samples[:num], objectives).serves
 
 
 def test_a_hopeless_first_seed_is_given_up():

@@ -288,11 +288,11 @@ def test_of_equal_plans_the_one_whose_sessions_keep_more_limits_wins(good, chose
         counts = {"num_rounds": 10, "num_good": num, "num_sessions": 10, "num_good_sessions": num}
         return Sample(times=times, longest_s=1.0, load=0.0, span_s=9.0, stay_s=1.0, **counts)
 
-    def planned(choices):
+    def plan_of(choices):
         return Plan(choices[0], 8, (), math.inf, None, (1, 8), choices=choices)
 
     space = Space((("a", "b"), ("", "", "")))
-    site = Mock(run=run, planned=planned, num_seeds=1, objectives=parse_objectives("ttft:p95:1000"))
+    site = Mock(run=run, plan_of=plan_of, num_seeds=1, objectives=parse_objectives("ttft:p95:1000"))
     site.ranked.return_value = Ranked(space, 2, 8.0)
     found = answers.largest_rate(site, 8, LATTICE)
     assert (found.plan.name, found.next_best[0].name) == (chosen, "ba"["ab".index(chosen)])
