@@ -364,7 +364,7 @@ def _list_jobs(suite: "Suite", title: str, *, json: bool) -> None:
     jobs = [
         {
             "stage": job.stage,
-            "what": job.what,
+            "what": job.label,
             "name": job.name,
             "expected_s": round(suite.expected_s(job)),
             "status": suite.entries[job.name].status,

@@ -189,19 +189,19 @@ def fitted_rows(rows: Sequence[TimedSteps]) -> tuple[TimedSteps, ...]:
 
 
 @cache
-def fit(rows: tuple[TimedSteps, ...], card: Gpu, *, copied: Gpu | None = None) -> Calibration:
+def fit(rows: tuple[TimedSteps, ...], card: Gpu, *, copy_card: Gpu | None = None) -> Calibration:
     """Fit by least squares of the relative errors of these rows. The best overhead for a share has a closed form; shares are searched on
-    ever narrower grids. ``copied`` has the bandwidth that a copy reached.
+    ever narrower grids. ``copy_card`` has the bandwidth that a copy reached.
 
     Raises UserError if no row is bound by arithmetic, because the rows then do not determine the share.
     """
     require(
         len(rows) >= 2, f"{len(rows)} timed steps cannot fix two constants: run the step benchmark with more batches"
     )
-    bandwidth = ASSUMED_BANDWIDTH if copied is None else min(1.0, copied.bandwidth / card.bandwidth)
+    bandwidth = ASSUMED_BANDWIDTH if copy_card is None else min(1.0, copy_card.bandwidth / card.bandwidth)
     weights = 1 / np.array([row.seconds for row in rows])
 
-    def at(share: float) -> tuple[float, float]:
+    def least_error(share: float) -> tuple[float, float]:
         """The least sum of squared relative errors for a share, and the overhead that gives it."""
         alone = np.array([row.predicted_s(card, _constants(card, share, 0.0, bandwidth)) for row in rows])
         residual = 1 - alone * weights
@@ -211,12 +211,12 @@ def fit(rows: tuple[TimedSteps, ...], card: Gpu, *, copied: Gpu | None = None) -
     low, high = np.log(LEAST_SHARE), 0.0
     for _ in range(ZOOMS):
         shares = np.linspace(low, high, GRID)
-        errors = [at(float(np.exp(log_share)))[0] for log_share in shares]
+        errors = [least_error(float(np.exp(log_share)))[0] for log_share in shares]
         best = int(np.argmin(errors))
         low, high = shares[max(0, best - 1)], shares[min(GRID - 1, best + 1)]
     share = float(np.exp(shares[best]))
     require(
-        at(1.0)[0] > at(share)[0] + SAME or share >= MOST_SHARE,
+        least_error(1.0)[0] > least_error(share)[0] + SAME or share >= MOST_SHARE,
         "none of the timed steps is bound by arithmetic, so that they do not tell its share: run the step benchmark with a "
         "larger batch",
     )
@@ -224,10 +224,10 @@ def fit(rows: tuple[TimedSteps, ...], card: Gpu, *, copied: Gpu | None = None) -
         share < MOST_SHARE, f"steps are faster than the peaks of {card.name} allow: time them again on an idle machine"
     )
     return replace(
-        _constants(card, share, at(share)[1], bandwidth),
+        _constants(card, share, least_error(share)[1], bandwidth),
         fitted_on=tuple(f"{row.name}: {1e3 * row.seconds:.4g} ms" for row in rows),
         note=f"two constants fitted to measured steps: matmul = attention share of peak, and the overhead of a step; "
-        f"bandwidth share {bandwidth:.3g} is " + ("assumed" if copied is None else "that of a timed copy"),
+        f"bandwidth share {bandwidth:.3g} is " + ("assumed" if copy_card is None else "that of a timed copy"),
     )
 
 
@@ -252,17 +252,17 @@ def calibrated(suite: Suite) -> Fitted | str:
     if run is None:
         return "not run yet"
     try:
-        fitted = _fitted(suite, run)
+        fitted = _fit_run(suite, run)
     except UserError as error:
         return str(error)
     replace_text(suite.root / CALIBRATION, json_text(sealed(fitted.report)))
     return fitted
 
 
-def _fitted(suite: Suite, run: StoredRun) -> Fitted:
+def _fit_run(suite: Suite, run: StoredRun) -> Fitted:
     rows, card = timed_steps(run), card_of(suite, run)
     selected = fitted_rows(rows)
-    calibration = fit(selected, card, copied=measured_card(suite))
+    calibration = fit(selected, card, copy_card=measured_card(suite))
     comparisons = [
         PredictedAndMeasured(
             name=row.name,
@@ -274,7 +274,7 @@ def _fitted(suite: Suite, run: StoredRun) -> Fitted:
         for row in rows
     ]
     if platform(suite.platform).gpu is not None:
-        comparisons += _served(suite, calibration)
+        comparisons += _throughput_comparisons(suite, calibration)
     origin, has_no_card = run.provenance, platform(suite.platform).part(DllmPart).device == "cpu"
     return Fitted(
         calibration=calibration,
@@ -285,7 +285,7 @@ def _fitted(suite: Suite, run: StoredRun) -> Fitted:
     )
 
 
-def _served(suite: Suite, calibration: Calibration) -> Iterator[PredictedAndMeasured]:
+def _throughput_comparisons(suite: Suite, calibration: Calibration) -> Iterator[PredictedAndMeasured]:
     for job in suite.jobs:
         run = suite.stored(job) if job.stage in SERVED_STAGES else None
         if run is None or not run.validity.valid or not run.summary["throughput_tok_s"]:

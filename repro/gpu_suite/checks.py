@@ -94,7 +94,7 @@ def _attend(layer: int, q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
 Facts = Mapping[str, Any]
 
 
-def _passed(record: RunRecord) -> Iterator[str]:
+def _failures(record: RunRecord) -> Iterator[str]:
     if (reason := record.facts["failed"]) is not None:
         yield reason
 
@@ -103,7 +103,7 @@ CHECK = Family(
     name="check",
     serves=False,
     metrics=(Metric("note", "-", "what it found, in a clause", "never", lambda record: record.facts["note"]),),
-    checks=(_passed,),
+    checks=(_failures,),
 )
 
 
@@ -178,7 +178,7 @@ class GpuTests(Check):
     """One or more, separated by blanks."""
 
     def look(self) -> Facts:
-        done = _process(
+        done = _run_command(
             [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", *self.paths.split()], self.limit_s
         )
         facts = {"returncode": done.returncode, "output": done.stdout[-4000:], "note": _last_line(done)}
@@ -279,7 +279,7 @@ class Benchmark(Check):
             options = [*device, "--json", str(rows), *self.options.split()]
             timeout = None
             try:
-                done = _process([sys.executable, script, *options], self.limit_s)
+                done = _run_command([sys.executable, script, *options], self.limit_s)
             except UserError as error:
                 # Keep the rows that were written so far.
                 timeout, done = str(error), subprocess.CompletedProcess([], 1, "", "")
@@ -300,14 +300,14 @@ AGREEMENT = CheckSystem("agreement", AgreementCheck)
 BENCHMARK = CheckSystem("benchmark", Benchmark)
 
 
-def check_cell(name: str, where: str, **knobs: Any) -> Cell:
+def check_cell(name: str, platform: str, **knobs: Any) -> Cell:
     """The cell of a check. ``name`` is one of the constants above."""
     return Cell(
-        system=f"{__name__}:{name}", dataset="none", platform=where, executor="torch", knobs=tuple(knobs.items())
+        system=f"{__name__}:{name}", dataset="none", platform=platform, executor="torch", knobs=tuple(knobs.items())
     )
 
 
-def _process(command: Sequence[str], limit_s: float) -> subprocess.CompletedProcess[str]:
+def _run_command(command: Sequence[str], limit_s: float) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, (str(REPO), os.environ.get("PYTHONPATH"))))
     try:
         return subprocess.run(
@@ -323,6 +323,6 @@ def _process(command: Sequence[str], limit_s: float) -> subprocess.CompletedProc
         raise UserError(f"{' '.join(command[1:3])} did not end within {limit_s:.0f} s: give it more time") from error
 
 
-def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    lines = (done.stdout + done.stderr).strip().splitlines()
-    return lines[-1] if lines else f"exit code {done.returncode}"
+def _last_line(process: subprocess.CompletedProcess[str]) -> str:
+    lines = (process.stdout + process.stderr).strip().splitlines()
+    return lines[-1] if lines else f"exit code {process.returncode}"

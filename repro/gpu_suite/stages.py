@@ -58,7 +58,7 @@ def simulated(cell: Cell, calibration: Calibration | None = None) -> Experiment:
     return replace(experiment, deployment=replace(experiment.deployment, calibration=constants))
 
 
-def expected(cells: Sequence[Cell], store: Store) -> list[Prediction]:
+def predict(cells: Sequence[Cell], store: Store) -> list[Prediction]:
     """The simulator's expectation for each cell. ``store`` holds runs that the same code simulated before."""
     sweep = Sweep([simulated(cell) for cell in cells], store)
     sweep.run()
@@ -205,32 +205,32 @@ def stages(scale: Scale) -> list[Planned]:
     return list(first.values())
 
 
-def _cells(scale: Scale, asked: SuiteLine) -> Iterator[Cell]:
-    if asked.check is not None:
+def _cells(scale: Scale, line: SuiteLine) -> Iterator[Cell]:
+    if line.check is not None:
         knobs = {
             name: value.format(platform=scale.where.name) if isinstance(value, str) else value
-            for name, value in asked.knobs.items()
+            for name, value in line.knobs.items()
         }
-        yield check_cell(asked.check, scale.where.name, **knobs)
-    elif asked.script is not None:
-        options = asked.options
+        yield check_cell(line.check, scale.where.name, **knobs)
+    elif line.script is not None:
+        options = line.options
         if "{batches}" in options:
             options = options.format(batches=" ".join(map(str, _step_batches(scale.part))))
-        yield check_cell("BENCHMARK", scale.where.name, script=asked.script, options=options, **asked.knobs)
-    elif asked.load is not None:
+        yield check_cell("BENCHMARK", scale.where.name, script=line.script, options=options, **line.knobs)
+    elif line.load is not None:
         # Every system, all in one run of the suite.
-        for system in asked.systems or COMPARED:
-            system_knobs = {**asked.knobs, **asked.own.get(system, {})}
-            yield _saturated(scale, system, asked.load, system_knobs)
-            if system == OURS and not asked.systems:
-                yield _saturated(scale, system, asked.load, {**system_knobs, **ONE_REFRESH})
-                rule = {**system_knobs, **asked.own.get(ON_OUR_ENGINE, {}), **SAME_ENGINE}
-                yield _saturated(scale, ON_OUR_ENGINE, asked.load, rule)
+        for system in line.systems or COMPARED:
+            system_knobs = {**line.knobs, **line.own.get(system, {})}
+            yield _saturated_cell(scale, system, line.load, system_knobs)
+            if system == OURS and not line.systems:
+                yield _saturated_cell(scale, system, line.load, {**system_knobs, **ONE_REFRESH})
+                rule = {**system_knobs, **line.own.get(ON_OUR_ENGINE, {}), **SAME_ENGINE}
+                yield _saturated_cell(scale, ON_OUR_ENGINE, line.load, rule)
     else:
-        yield from _drawn(scale, asked).cells
+        yield from _drawn_figure(scale, line).cells
 
 
-def _saturated(scale: Scale, system: str, dataset: str, knobs: Knobs) -> Cell:
+def _saturated_cell(scale: Scale, system: str, dataset: str, knobs: Knobs) -> Cell:
     """A cell with all requests at once. The scale's knobs are for diffusion LLMs; a system of another family gets those that it has."""
     common = scale.knobs
     if system == BLOCK:
@@ -247,22 +247,22 @@ def _saturated(scale: Scale, system: str, dataset: str, knobs: Knobs) -> Cell:
 
 
 def figures(scale: Scale) -> Sequence[Drawn]:
-    return [_drawn(scale, line) for line in scale.asked if line.figure is not None]
+    return [_drawn_figure(scale, line) for line in scale.asked if line.figure is not None]
 
 
-def _drawn(scale: Scale, asked: SuiteLine) -> Drawn:
+def _drawn_figure(scale: Scale, line: SuiteLine) -> Drawn:
     """A figure that is measured on the platform, whatever the platform's default."""
-    assert asked.figure is not None
+    assert line.figure is not None
     machine = replace(scale.where, executor="torch")
-    rates = tuple(asked.rates) or tuple(scale.part.rates[index] for index in asked.rates_at)
+    rates = tuple(line.rates) or tuple(scale.part.rates[index] for index in line.rates_at)
     view = View(
         platform=machine,
         reading=default_reading(machine),
-        knobs=tuple({**asked.knobs, **scale.knobs}.items()),
+        knobs=tuple({**line.knobs, **scale.knobs}.items()),
         rates=tuple(sorted(rates)),
         is_grouped=False,
     )
     order = {rate: i for i, rate in enumerate(rates)}
-    cells = [view.applied(cell) for cell in figure(asked.figure).load().cells(view)]
+    cells = [view.applied(cell) for cell in figure(line.figure).load().cells(view)]
     cells.sort(key=lambda cell: 0 if cell.rate is None else order[cell.rate])
-    return Drawn(name=asked.figure, view=view, cells=tuple(cells))
+    return Drawn(name=line.figure, view=view, cells=tuple(cells))

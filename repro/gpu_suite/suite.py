@@ -18,7 +18,7 @@ from engines.errors import UserError
 from engines.knobs import Checked, Range, Seconds
 from repro.files import replace_text, rewriting
 from repro.gpu_suite.checks import CHECK, Check
-from repro.gpu_suite.stages import Drawn, Planned, expected, title_of
+from repro.gpu_suite.stages import Drawn, Planned, predict, title_of
 from repro.reports.figures import figure
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.provenance import GitState, Timing, collect, git_state, utc_now
@@ -51,7 +51,7 @@ class Job:
         return self.experiment.cell.folder_name
 
     @property
-    def what(self) -> str:
+    def label(self) -> str:
         """A readable name: the check and its subject, or the system and its load."""
         cell = self.experiment.cell
         if not isinstance(self.experiment.deployment, Check):
@@ -84,11 +84,11 @@ class JobOutcome:
     """Why nothing more was run, in one sentence."""
 
 
-def jobs_of(asked: Sequence[Planned], simulations: Store) -> list[Job]:
+def jobs_of(cells: Sequence[Planned], simulations: Store) -> list[Job]:
     """Prepare all jobs, so that errors are raised before any job runs. A cell without an estimate gets it from its simulated run."""
-    jobs = [Job(stage=each.stage, experiment=prepare(each.cell), estimate_s=each.estimate_s or 0.0) for each in asked]
-    unknown = [index for index, planned in enumerate(asked) if planned.estimate_s is None]
-    for index, prediction in zip(unknown, expected([asked[index].cell for index in unknown], simulations), strict=True):
+    jobs = [Job(stage=each.stage, experiment=prepare(each.cell), estimate_s=each.estimate_s or 0.0) for each in cells]
+    unknown = [index for index, entry in enumerate(cells) if entry.estimate_s is None]
+    for index, prediction in zip(unknown, predict([cells[index].cell for index in unknown], simulations), strict=True):
         jobs[index] = replace(jobs[index], estimate_s=prediction.seconds, predicted_tok_s=prediction.throughput_tok_s)
     return jobs
 
@@ -118,7 +118,7 @@ class Suite:
     def __post_init__(self) -> None:
         path = self.root / STATE
         if path.is_file():
-            self.entries.update(_read(path, self.platform))
+            self.entries.update(_read_state(path, self.platform))
         for job in self.jobs:
             entry = self.entries.setdefault(job.name, JobState(stage=job.stage))
             entry.stage, entry.estimate_s = job.stage, job.estimate_s
@@ -217,7 +217,7 @@ class Suite:
         try:
             (outcome,) = Sweep([experiment], self.store, force=True).run(on_step=watch)
             assert outcome.run is not None
-            entry.note = _note(outcome.run)
+            entry.note = _note_text(outcome.run)
             reason = None if outcome.run.validity.valid else "; ".join(outcome.run.validity.reasons)
         except UserError as error:
             reason = str(error)
@@ -240,7 +240,7 @@ class Suite:
         self.on_done(self)
         if self.export is not None:
             with rewriting(self.export / ARCHIVE) as partial, tarfile.open(partial, "w:gz") as archive:
-                archive.add(self.root, arcname=self.root.name, filter=_kept)
+                archive.add(self.root, arcname=self.root.name, filter=_without_partial_files)
 
     def _save(self) -> None:
         value = {
@@ -256,7 +256,7 @@ def json_text(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _note(run: StoredRun) -> str:
+def _note_text(run: StoredRun) -> str:
     summary = run.summary
     if "note" in summary:
         return str(summary["note"])
@@ -264,12 +264,12 @@ def _note(run: StoredRun) -> str:
     return "-" if speed is None else f"{speed:.1f} tok/s"
 
 
-def _kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+def _without_partial_files(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     """Leaves out files that are only partly written."""
     return None if Path(member.name).name.startswith(".") else member
 
 
-def _read(path: Path, platform: str) -> dict[str, JobState]:
+def _read_state(path: Path, platform: str) -> dict[str, JobState]:
     try:
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version, name = value["schema_version"], value["platform"]

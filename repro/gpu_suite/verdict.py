@@ -80,7 +80,7 @@ def write_verdict(suite: Suite) -> str:
 
 
 def _page(suite: Suite, fitted: Fitted | str) -> Iterator[str]:
-    lines = [*_correct(suite), *_fast(suite), *_host(suite)]
+    lines = [*_correctness_lines(suite), *_speed_lines(suite), *_host_lines(suite)]
     answers: tuple[Answer, ...] = ("met", "NOT met", "FAILED", NOT_RUN)
     counts = {answer: sum(line.answer == answer for line in lines) for answer in answers}
     totals = [f"{count} {answer}" for answer, count in counts.items() if count]
@@ -97,16 +97,16 @@ def _page(suite: Suite, fitted: Fitted | str) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     yield from (line.text for line in lines)
     yield ""
-    yield from _throughputs(suite)
-    yield from _blocks(suite)
-    yield from _steps(suite)
-    yield from _calibration(suite, fitted)
+    yield from _throughput_table(suite)
+    yield from _block_table(suite)
+    yield from _step_table(suite)
+    yield from _calibration_table(suite, fitted)
 
 
 # -- correct --------------------------------------------------------------------------------------------------
 
 
-def _correct(suite: Suite) -> Iterator[VerdictLine]:
+def _correctness_lines(suite: Suite) -> Iterator[VerdictLine]:
     for stage, subject, target in (
         ("tests", "tests marked gpu", "all pass"),
         ("goldens", "golden cases in float32", "all, token by token"),
@@ -130,8 +130,8 @@ def _correct(suite: Suite) -> Iterator[VerdictLine]:
 # -- fast -----------------------------------------------------------------------------------------------------
 
 
-def _fast(suite: Suite) -> Iterator[VerdictLine]:
-    for (_, setup), served in _compared(suite, COMPARED_IN).items():
+def _speed_lines(suite: Suite) -> Iterator[VerdictLine]:
+    for (_, setup), served in _by_load(suite, COMPARED_IN).items():
         static, packed = ([one for one in served if not one.is_ours and one.is_packed is on] for on in (False, True))
         for ours in (entry for entry in served if entry.is_ours):
             yield _ratio_line(f"{setup}: {ours.system} over the best static baseline", ours, static, LEAST_RATIO)
@@ -140,7 +140,7 @@ def _fast(suite: Suite) -> Iterator[VerdictLine]:
     yield _roofline_line(suite)
 
 
-def _compared(suite: Suite, stages: Sequence[str]) -> dict[tuple[str, str], list[ServedAtOnce]]:
+def _by_load(suite: Suite, stages: Sequence[str]) -> dict[tuple[str, str], list[ServedAtOnce]]:
     """(stage, model and memory) -> the runs of the systems that serve the load."""
     default_model = platform(suite.platform).part(DllmPart).model
     groups: dict[tuple[str, str], list[ServedAtOnce]] = {}
@@ -166,7 +166,7 @@ def _compared(suite: Suite, stages: Sequence[str]) -> dict[tuple[str, str], list
     return groups
 
 
-def _ratio_line(what: str, ours: ServedAtOnce, others: list[ServedAtOnce], least: float | None) -> VerdictLine:
+def _ratio_line(subject: str, ours: ServedAtOnce, others: list[ServedAtOnce], least: float | None) -> VerdictLine:
     """``least`` is the target ratio; None if there is no target and the card only reports."""
     target = "-" if least is None else f"at least {least:g} x"
     predicted = "-"
@@ -176,16 +176,16 @@ def _ratio_line(what: str, ours: ServedAtOnce, others: list[ServedAtOnce], least
         predicted = f"{ours.predicted / fastest.predicted:.2f} x {fastest.system}"
     best = max((other for other in others if other.run is not None), key=lambda one: one.speed, default=None)
     if ours.run is None or best is None:
-        return VerdictLine(what=what, predicted=predicted, target=target)
+        return VerdictLine(what=subject, predicted=predicted, target=target)
     ratio = ours.speed / best.speed
-    text = f"{ratio:.2f} x {best.system} ({ours.speed:.1f} against {best.speed:.1f} tok/s; {_graphs(ours, best)})"
-    answer: Answer = "-" if least is None else _met(ratio >= least)
+    text = f"{ratio:.2f} x {best.system} ({ours.speed:.1f} against {best.speed:.1f} tok/s; {_graphs_text(ours, best)})"
+    answer: Answer = "-" if least is None else _answer(ratio >= least)
     if missing := [other.system for other in others if other.run is None]:
         text, answer = f"{text}, without {', '.join(missing)}", NOT_RUN
-    return VerdictLine(what=what, found=text, predicted=predicted, target=target, answer=answer)
+    return VerdictLine(what=subject, found=text, predicted=predicted, target=target, answer=answer)
 
 
-def _graphs(ours: ServedAtOnce, other: ServedAtOnce) -> str:
+def _graphs_text(ours: ServedAtOnce, other: ServedAtOnce) -> str:
     if ours.uses_graphs == other.uses_graphs:
         return "both with CUDA graphs" if ours.uses_graphs else "neither with CUDA graphs"
     return "the baseline without CUDA graphs" if ours.uses_graphs else "the baseline with CUDA graphs, ours without"
@@ -211,10 +211,10 @@ def _roofline_line(suite: Suite) -> VerdictLine:
         low, high = share * min(factors), share * max(factors)
         text += f"; {100 * low:.0f} to {100 * high:.0f} % at measured peaks"
         share = low
-    return VerdictLine(what=subject, found=text, target=target, answer=_met(share >= LEAST_ROOFLINE))
+    return VerdictLine(what=subject, found=text, target=target, answer=_answer(share >= LEAST_ROOFLINE))
 
 
-def _host(suite: Suite) -> Iterator[VerdictLine]:
+def _host_lines(suite: Suite) -> Iterator[VerdictLine]:
     subject, target = f"host time of a Reuse step of {HOST_REQUESTS} requests", f"at most {MOST_HOST_MS:g} ms"
     run = benchmark_run(suite, "host")
     rows = {"rows": [], "launches": []} if run is None else run.facts["rows"]
@@ -223,7 +223,7 @@ def _host(suite: Suite) -> Iterator[VerdictLine]:
         yield VerdictLine(what=subject, target=target)
     else:
         text = f"{row['reuse_ms']:.2f} ms, 95 % below {row['reuse_p95_ms']:.2f} ms, on this machine's CPU"
-        yield VerdictLine(what=subject, found=text, target=target, answer=_met(row["reuse_ms"] <= MOST_HOST_MS))
+        yield VerdictLine(what=subject, found=text, target=target, answer=_answer(row["reuse_ms"] <= MOST_HOST_MS))
     subject, target = "kernels that a layer launches", f"at most {MOST_LAUNCHES}"
     fused = [(row["name"], row["a_layer"]) for row in rows["launches"] if row["name"].endswith("fused")]
     if not fused:
@@ -231,21 +231,21 @@ def _host(suite: Suite) -> Iterator[VerdictLine]:
     else:
         text = ", ".join(f"{count} ({name.partition(',')[0]})" for name, count in fused)
         largest = max(count for _, count in fused)
-        yield VerdictLine(what=subject, found=text, target=target, answer=_met(largest <= MOST_LAUNCHES))
+        yield VerdictLine(what=subject, found=text, target=target, answer=_answer(largest <= MOST_LAUNCHES))
 
 
-def _met(is_met: bool) -> Answer:
+def _answer(is_met: bool) -> Answer:
     return "met" if is_met else "NOT met"
 
 
 # -- tables ---------------------------------------------------------------------------------------------------
 
 
-def _throughputs(suite: Suite) -> Iterator[str]:
+def _throughput_table(suite: Suite) -> Iterator[str]:
     yield "## Throughput, all requests there at once"
     yield ""
     groups = [
-        (stage, served) for (stage, _), served in _compared(suite, SERVED_IN).items() if any(one.run for one in served)
+        (stage, served) for (stage, _), served in _by_load(suite, SERVED_IN).items() if any(one.run for one in served)
     ]
     if not groups:
         yield from ("Not run yet.", "")
@@ -257,7 +257,7 @@ def _throughputs(suite: Suite) -> Iterator[str]:
         for one in served:
             if one.run is None:
                 continue
-            ratio = "-" if ours is None or one is ours else f"{ours.speed / one.speed:.2f} x, {_graphs(ours, one)}"
+            ratio = "-" if ours is None or one is ours else f"{ours.speed / one.speed:.2f} x, {_graphs_text(ours, one)}"
             shares = (one.run.summary[name] for name in ("graph_hit_rate", "roofline_share", "outside_forward_share"))
             predicted = "-" if one.predicted is None else f"{one.predicted:.1f}"
             yield (
@@ -267,7 +267,7 @@ def _throughputs(suite: Suite) -> Iterator[str]:
     yield ""
 
 
-def _blocks(suite: Suite) -> Iterator[str]:
+def _block_table(suite: Suite) -> Iterator[str]:
     """The table of block-diffusion runs; empty if there is none."""
     runs = [run for job in suite.jobs if job.stage == "block" and (run := suite.stored(job)) and run.validity.valid]
     if not runs:
@@ -285,7 +285,7 @@ def _blocks(suite: Suite) -> Iterator[str]:
     yield ""
 
 
-def _steps(suite: Suite) -> Iterator[str]:
+def _step_table(suite: Suite) -> Iterator[str]:
     yield "## Steps of dLLM-Serve"
     yield ""
     run = benchmark_run(suite, "step")
@@ -309,7 +309,7 @@ def _steps(suite: Suite) -> Iterator[str]:
     yield ""
 
 
-def _calibration(suite: Suite, fitted: Fitted | str) -> Iterator[str]:
+def _calibration_table(suite: Suite, fitted: Fitted | str) -> Iterator[str]:
     yield "## Calibration of the card"
     yield ""
     if isinstance(fitted, str):

@@ -58,7 +58,7 @@ def run_script(command: Sequence[str], limit_s: float) -> subprocess.CompletedPr
 
 @pytest.mark.long
 def test_the_small_suite_from_end_to_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(checks, "_process", run_script)
+    monkeypatch.setattr(checks, "_run_command", run_script)
     # Four scripts measure the same machine, and a profile of fewer sizes has all of its parts.
     monkeypatch.setattr(peaks, "measured_peaks", functools.cache(peaks.measured_peaks))
     monkeypatch.setattr(peaks, "BUDGET_S", 0.05)
@@ -165,7 +165,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 def test_the_platform_is_that_of_the_card(driver, name, monkeypatch):
     driver(name)
     # What a job takes is simulated, of every job for seconds; test_stages looks at it.
-    monkeypatch.setattr(suite, "expected", lambda cells, cache: [Prediction(20.0, None)] * len(cells))
+    monkeypatch.setattr(suite, "predict", lambda cells, cache: [Prediction(20.0, None)] * len(cells))
     listed = json.loads(repro("gpu-suite", "--first", "--dry-run", "--json").out)
     assert listed["platform"] == name
     assert {job["name"].split("_")[2] for job in listed["jobs"] if job["stage"] == "throughput"} == {name}

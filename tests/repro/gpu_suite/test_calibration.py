@@ -34,7 +34,7 @@ def test_a_known_share_and_overhead_are_fitted_back(share, overhead_s, bandwidth
     )
     rows = tuple(timed(kind, size, known) for size in (1, 256) for kind in ("refresh", "reuse"))
     copied = Gpu.of_peaks("h200", H200.peak_flops, bandwidth * H200.bandwidth)
-    found = fit(rows, H200, copied=copied)
+    found = fit(rows, H200, copy_card=copied)
     assert found.matmul_efficiency == found.attention_efficiency == pytest.approx(share, rel=1e-4)
     assert found.step_overhead_s == pytest.approx(overhead_s, rel=1e-3, abs=1e-5)
     assert found.bandwidth_efficiency == pytest.approx(bandwidth)

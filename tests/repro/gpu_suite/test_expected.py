@@ -6,7 +6,7 @@ from pathlib import Path
 from support.cells import a_cell
 
 from engines.cost.roofline import Calibration, gpu
-from repro.gpu_suite.stages import PREPARATION_S, expected, simulated
+from repro.gpu_suite.stages import PREPARATION_S, predict, simulated
 from repro.runs.cell import Cell
 from repro.runs.family import served_per_second
 from repro.runs.store import SUFFIX, Store
@@ -24,14 +24,14 @@ def written(folder: Path) -> dict[str, int]:
 def test_what_was_simulated_is_not_again(tmp_path):
     store = Store(tmp_path)
     cells = [cell(), cell(max_num_seqs=1)]
-    first = expected(cells, store)
+    first = predict(cells, store)
     assert all(each.seconds > PREPARATION_S for each in first)
     assert first[0].seconds < first[1].seconds
     # One request at a time makes fewer tokens a second than two.
     assert first[0].throughput_tok_s > first[1].throughput_tok_s > 0
     stored = written(tmp_path)
-    assert expected(cells, store) == first
-    assert expected([cells[1]], store) == first[1:]
+    assert predict(cells, store) == first
+    assert predict([cells[1]], store) == first[1:]
     assert written(tmp_path) == stored
     assert len(stored) == 2
 

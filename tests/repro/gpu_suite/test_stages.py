@@ -20,7 +20,7 @@ from repro.files import csv_text
 from repro.gpu_suite.checks import CHECK
 from repro.gpu_suite.stages import FIRST, PREPARATION_S, Planned, figures, scale_of, stages, title_of
 from repro.gpu_suite.suite import Job, Suite, jobs_of
-from repro.gpu_suite.verdict import _blocks
+from repro.gpu_suite.verdict import _block_table
 from repro.runs.cell import Cell
 from repro.runs.store import Store
 
@@ -115,7 +115,7 @@ def test_the_tiny_block_stage_runs_and_is_shown(tmp_path):
     )
     outcome = suite.run(600.0)
     assert (outcome.ran, outcome.failed, outcome.left) == (len(asked), (), ())
-    page = "\n".join(_blocks(suite))
+    page = "\n".join(_block_table(suite))
     # One row for each, and a token a forward where every token is a block.
     assert page.count("| block-diffusion, ") == len(asked) == 4
     assert "| block-diffusion, tiny-sdar, autoregressive | 2 |" in page
