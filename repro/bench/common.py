@@ -102,8 +102,8 @@ def causal_of(options: argparse.Namespace) -> dict[str, Any]:
     return {"device": options.device, "dtype": _dtype_of(options)}
 
 
-def causal_facts(where: Mapping[str, Any], executor: PagedExecutor) -> dict[str, Any]:
-    return {**facts_of(torch.device(where["device"]), where["dtype"]), "paths": executor.paths()}
+def causal_facts(device_options: Mapping[str, Any], executor: PagedExecutor) -> dict[str, Any]:
+    return {**facts_of(torch.device(device_options["device"]), device_options["dtype"]), "paths": executor.paths()}
 
 
 # -- rows ---------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return frame.to_string(index=False, na_rep="-", float_format="{:.4g}".format) if rows else "nothing was timed"
 
 
-def said(values: Mapping[str, Any]) -> str:
+def row_text(values: Mapping[str, Any]) -> str:
     """A row as one line of text."""
     return "  ".join(
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()

@@ -76,7 +76,7 @@ def main() -> None:
     for task in TASKS:
         of_side = {side: [runs[task, side, seed] for seed in range(options.repeats)] for side in SIDES}
         for side, side_runs in of_side.items():
-            rows.add({"task": task, "side": side, **compared(side_runs, next(iter(of_side.values())))})
+            rows.add({"task": task, "side": side, **comparison_row(side_runs, next(iter(of_side.values())))})
     print(table(rows.rows))
 
 
@@ -105,10 +105,10 @@ def write_csv(path: Path, runs: Mapping[tuple[str, str, int], StoredRun]) -> Non
     replace_text(path, buffer.getvalue())
 
 
-def compared(own: Sequence[StoredRun], first: Sequence[StoredRun]) -> dict[str, Any]:
-    counts = [counts_of(stored) for stored in own]
+def comparison_row(runs: Sequence[StoredRun], first: Sequence[StoredRun]) -> dict[str, Any]:
+    counts = [counts_of(stored) for stored in runs]
     solved, n = (int(sum(row[name] for row in counts)) for name in ("solved", "n"))
-    speeds, base = ({each.cell.seed: counts_of(each)["problems_per_s"] for each in group} for group in (own, first))
+    speeds, base = ({each.cell.seed: counts_of(each)["problems_per_s"] for each in group} for group in (runs, first))
     ratio = paired_ratio(speeds, base)
     low, high = wilson_interval(solved, n)
     means = {name: fmean(row[name] for row in counts) for name in ("forwards", "problems_per_s")}

@@ -61,7 +61,7 @@ class Launches(TorchDispatchMode):
             self.names.append(func.name())
         return func(*args, **(kwargs or {}))
 
-    def one(self, name: str, function: Callable[P, R]) -> Callable[P, R]:
+    def as_one_launch(self, name: str, function: Callable[P, R]) -> Callable[P, R]:
         """Wrap a function so that it counts as one launch, whatever it does."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -103,14 +103,14 @@ def launches(num_layers: int, *, has_refresh: bool, fused: bool) -> Launches:
         fuse(
             model,
             FusedOps(
-                rms_norm=counter.one("rms_norm", rms_norm_reference),
-                rotate=counter.one("rotate", rotate_reference),
-                swiglu=counter.one("swiglu", swiglu_reference),
+                rms_norm=counter.as_one_launch("rms_norm", rms_norm_reference),
+                rotate=counter.as_one_launch("rotate", rotate_reference),
+                swiglu=counter.as_one_launch("swiglu", swiglu_reference),
                 joins=True,
             ),
         )
-        store = counter.one("store", store_by_index)
-    attention = Attention(launch=counter.one("attention", torch.empty_like))
+        store = counter.as_one_launch("store", store_by_index)
+    attention = Attention(launch=counter.as_one_launch("attention", torch.empty_like))
     key = graph_key(4 * BLOCK, 4, BLOCK, has_refresh=has_refresh)
     tokens = torch.zeros(5, 64, dtype=torch.int32)
     forward = GraphForward(model, attention, store, tokens, PoolTensors.of(model, 4 * BLOCK + 1))
@@ -169,7 +169,7 @@ def time_steps(size: int, total_len: int, *, blocks: int) -> dict[str, Any]:
     }
 
 
-def forwards() -> list[dict[str, Any]]:
+def launch_rows() -> list[dict[str, Any]]:
     """Launches of captured forwards: per layer, outside the layers, and in the whole model."""
     rows = []
     for has_refresh in (False, True):
@@ -194,7 +194,7 @@ def main() -> None:
     if options.length <= BLOCK:
         parser.error(f"--length counts from {BLOCK + 1}")
     torch.set_num_threads(1)
-    launched = forwards()
+    launched = launch_rows()
     print(table(launched))
     rows = Rows(options.json, {"torch": torch.__version__, "launches": launched})
     for size in options.requests:

@@ -30,7 +30,7 @@ import numpy as np
 from engines.ar.torch.executor import MeasuredSteps, grid
 from engines.errors import require
 from engines.policies.views import Bucket, Rung
-from repro.bench.common import Rows, add_causal, add_counts, causal_facts, causal_of, parser_of, run, said
+from repro.bench.common import Rows, add_causal, add_counts, causal_facts, causal_of, parser_of, row_text, run
 from repro.families.cluster.instance import Setting, executor_of, setting_of
 
 PARTS = ("kappa", "times", "graphs")
@@ -47,7 +47,7 @@ def main() -> None:
         for values in _measure(part, steps, setting, options):
             rows.rows.append({"part": part, "model": options.model, "values": values})
             rows.save(elapsed_s=perf_counter() - start)
-            print(part, said(values), flush=True)
+            print(part, row_text(values), flush=True)
 
 
 def _measure(part: str, steps: MeasuredSteps, setting: Setting, options: argparse.Namespace) -> "Iterator[Row]":
@@ -57,20 +57,20 @@ def _measure(part: str, steps: MeasuredSteps, setting: Setting, options: argpars
         return step_times(steps, shapes, repeats=repeats)
     if part == "kappa":
         return penalties(steps, _mixes(setting, options.mixes), rounds=repeats)
-    return captures(steps, setting, repeats)
+    return capture_rows(steps, setting, repeats)
 
 
-def _mixes(setting: Setting, which: str) -> "tuple[Mix, ...]":
+def _mixes(setting: Setting, selection: str) -> "tuple[Mix, ...]":
     """Mixes of each long prompt with each number of each short one. "corners" takes the extremes of all three, "least" the smallest of all
     three."""
     longs = (setting.longs[0], round((setting.longs[0] * setting.longs[1]) ** 0.5), setting.longs[1])
     numbers = (8, 16, 32) if setting.model == "tiny" else (8, 32, 64)
-    step = 1 if which == "all" else 2
+    step = 1 if selection == "all" else 2
     candidates = mixes(longs[::step], (setting.shorts[0] * 2, setting.shorts[1]), numbers[::step])
-    return candidates[:1] if which == "least" else candidates
+    return candidates[:1] if selection == "least" else candidates
 
 
-def captures(steps: MeasuredSteps, setting: Setting, repeats: int) -> "Iterator[Row]":
+def capture_rows(steps: MeasuredSteps, setting: Setting, repeats: int) -> "Iterator[Row]":
     """Yield the cost of capturing each graph, and the time it saves. Captures ten buckets from corner to corner of the grid, and four
     rungs, largest first."""
     lengths, batches = setting.lengths, setting.batches
@@ -164,14 +164,14 @@ def mixes(longs: Sequence[int], shorts: Sequence[int], numbers: Sequence[int]) -
     return tuple(Mix(long=long, short=short, shorts=number) for long, short, number in product(longs, shorts, numbers))
 
 
-def penalties(steps: MeasuredSteps, asked: Sequence[Mix], *, rounds: int, seed: int = 0) -> Iterator[Row]:
+def penalties(steps: MeasuredSteps, step_mixes: Sequence[Mix], *, rounds: int, seed: int = 0) -> Iterator[Row]:
     """Yield, as measured, medians over ``rounds`` rounds with 95 % bootstrap intervals of both readings.
 
     The order of the steps is drawn anew in every round. ``noise`` is half the interval of T(long) against itself, first repeat to second.
     It shows how large no effect looks."""
     require(rounds >= 2, f"rounds={rounds} must be at least 2 for an interval")
     random = np.random.default_rng(seed)
-    for mix in asked:
+    for mix in step_mixes:
         kinds = {
             "mixed": mix.parts,
             "long": [(0, mix.long)],

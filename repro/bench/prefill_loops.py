@@ -14,7 +14,7 @@ from types import MappingProxyType
 import yaml
 
 from engines.errors import UserError
-from repro.bench.common import Rows, add_causal, add_counts, causal_facts, causal_of, parser_of, run, said
+from repro.bench.common import Rows, add_causal, add_counts, causal_facts, causal_of, parser_of, row_text, run
 from repro.families.cluster.instance import MeasuredInstance, Setting, measured_instance, setting_of
 from repro.families.cluster.laps import PrefillSystemEntry
 from repro.families.cluster.laps_record import PREFILL
@@ -57,13 +57,13 @@ def cells_of(
     *,
     num_turns: int,
     seeds: Sequence[int],
-    instead: Mapping[str, Sequence[Scalar]] = MappingProxyType({}),
+    replaced: Mapping[str, Sequence[Scalar]] = MappingProxyType({}),
 ) -> Iterator[Cell]:
-    """Yield the cells of the figures' grids (prefill_loops.yaml); ``instead`` replaces some of the varied values. Each cell has
+    """Yield the cells of the figures' grids (prefill_loops.yaml); ``replaced`` replaces some of the varied values. Each cell has
     ``num_turns`` turns, but at least ``LEAST_TURNS`` for each client."""
     part = part_of(setting)
     for seed, grid in product(seeds, GRIDS):
-        varied = {name: instead.get(name, values) for name, values in grid["varied"].items()}
+        varied = {name: replaced.get(name, values) for name, values in grid["varied"].items()}
         for values in product(*varied.values()) if set(figures) & set(grid["figures"]) else ():
             knobs = {**grid.get("fixed", {}), **dict(zip(varied, values, strict=True))}
             clients = sum(knobs.get(name, 0) for name in ("clients", "long_clients", "short_clients"))
@@ -96,15 +96,15 @@ def main() -> None:
     seeds = range(options.seeds)
     # Each row has the run's metrics (docs/metrics.md), and the reasons if they may not be used.
     rows = Rows(options.json, {**causal_facts(device_options, instance.executor), "instance": instance.facts})
-    print(said(instance.facts), flush=True)
-    for cell in cells_of(setting, options.figures, num_turns=options.num_turns, seeds=seeds, instead=instead):
+    print(row_text(instance.facts), flush=True)
+    for cell in cells_of(setting, options.figures, num_turns=options.num_turns, seeds=seeds, replaced=instead):
         record = run_cell(instance, cell)
         metrics = PREFILL.summarize(record)
         facts = {"figure": cell.figure, "system": cell.system, "seed": cell.seed, "knobs": dict(cell.knob_values)}
         rows.add({**facts, "invalid": PREFILL.assess(record).reasons, "metrics": metrics})
         means = {name: metrics[name]["mean"] for name in ("ttft_all_s", "ttft_short_s", "ttft_long_s")}
         shown = {**cell.knob_values, "rps": metrics["rps"], **means, "late": metrics["slo_violations"]}
-        print(cell.figure, cell.system, said(shown), flush=True)
+        print(cell.figure, cell.system, row_text(shown), flush=True)
 
 
 def _options() -> argparse.Namespace:

@@ -109,7 +109,7 @@ def write(path: Path, estimates: Estimates) -> None:
     replace_text(path, head + rows.to_csv(index=False, float_format="%.4g"))
 
 
-def made_again(points: Iterable[SiliconPoint]) -> Estimates:
+def make_estimates(points: Iterable[SiliconPoint]) -> Estimates:
     engine = _engine()
     estimates: Estimates = {}
     handles: dict[tuple[str, ...], Any] = {}
@@ -224,10 +224,10 @@ def ratios(estimates: Estimates) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(ratio=lambda found: found.ours_ms / found.theirs_ms)
 
 
-def grouped(found: pd.DataFrame) -> list[dict[str, Any]]:
+def summary_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Median and extremes of the ratios for each card and phase."""
     rows = []
-    for (card, phase), members in found.groupby(["card", "phase"], sort=False):
+    for (card, phase), members in frame.groupby(["card", "phase"], sort=False):
         ratio, distance = members.ratio, (members.ratio - 1).abs()
         low, high = members.loc[ratio.idxmin()], members.loc[ratio.idxmax()]
         rows.append(
@@ -239,24 +239,24 @@ def grouped(found: pd.DataFrame) -> list[dict[str, Any]]:
                 "off": distance.median(),
                 "beyond": int((distance > 0.2).sum()),
                 "lowest": low.ratio,
-                "lowest_at": _place(low),
+                "lowest_at": _point_text(low),
                 "highest": high.ratio,
-                "highest_at": _place(high),
+                "highest_at": _point_text(high),
             }
         )
     return rows
 
 
-def _place(one: pd.Series) -> str:
+def _point_text(row: pd.Series) -> str:
     """A point as one word: model, framework, degree, batch x tokens over history."""
-    work = f"{one.batch}x{one.history}" if one.phase == "decode" else f"{one.batch}x{one.tokens}+{one.history}"
-    return f"{one.model}/{one.framework}/tp{one.degree}/{work}"
+    work = f"{row.batch}x{row.history}" if row.phase == "decode" else f"{row.batch}x{row.tokens}+{row.history}"
+    return f"{row.model}/{row.framework}/tp{row.degree}/{work}"
 
 
 # -- a card's own runs --------------------------------------------------------------------------------------
 
 
-def served(parts: Mapping[str, bytes]) -> dict[str, Any] | None:
+def row_of(parts: Mapping[str, bytes]) -> dict[str, Any] | None:
     """The run's row; None unless the run is valid, served a load, and was not profiled."""
     cell = Cell.from_written(part_of(parts, "cell")).without(BASIS)
     manifest, summary = part_of(parts, "manifest"), part_of(parts, "summary")
@@ -264,20 +264,20 @@ def served(parts: Mapping[str, bytes]) -> dict[str, Any] | None:
         return None
     facts, measured = manifest["facts"], summary["throughput_tok_s"]
     if cell.system == BLOCK:
-        return served_blocks(cell, facts, measured, len(part_of(parts, "steps")["step"]))
+        return block_row_of(cell, facts, measured, len(part_of(parts, "steps")["step"]))
     graph = part_of(parts, "steps")["graph"]
     return _row(
         cell,
         facts,
         measured,
-        lambda **charged: again(replace(cell, knobs=(*cell.knobs, *charged.items())), facts["facts"]),
+        lambda **charged: simulate_again(replace(cell, knobs=(*cell.knobs, *charged.items())), facts["facts"]),
         memory_gb=facts["facts"]["enforced_memory_bytes"] / 1e9,
         steps=len(graph),
         in_graphs=sum(map(bool, graph)) / len(graph),
     )
 
 
-def served_blocks(cell: Cell, facts: Mapping[str, Any], measured: float, steps: int) -> dict[str, Any] | None:
+def block_row_of(cell: Cell, facts: Mapping[str, Any], measured: float, steps: int) -> dict[str, Any] | None:
     """The row of a block-diffusion run, on the platform of its card and model; None if there is no such platform."""
     platform = f"{cell.platform}-{facts['model']}"
     if platform not in PLATFORMS:
@@ -329,7 +329,7 @@ def speed_of(record: Any) -> float:
     return speed
 
 
-def again(cell: Cell, facts: Mapping[str, Any]) -> Any:
+def simulate_again(cell: Cell, facts: Mapping[str, Any]) -> Any:
     """The record of the simulated cell, with the measured pool or batch."""
     experiment = simulated(cell)
     deployment = experiment.deployment
@@ -346,24 +346,24 @@ def again(cell: Cell, facts: Mapping[str, Any]) -> Any:
 
 def main() -> None:
     options = _options()
-    (hold_against_peer if options.against == "peer" else hold_against_card)(options)
+    (compare_with_peer if options.against == "peer" else compare_with_card)(options)
 
 
-def hold_against_peer(options: argparse.Namespace) -> None:
+def compare_with_peer(options: argparse.Namespace) -> None:
     if options.again:
         points = (point for card in SYSTEMS for name in MODELS for point in points_of(card, model_shape(name)))
-        write(ESTIMATES, made_again(points))
+        write(ESTIMATES, make_estimates(points))
     frame = ratios(read(ESTIMATES))
-    print(table(grouped(frame)))
+    print(table(summary_rows(frame)))
     rows = Rows(options.json, {"package": PACKAGE, "version": VERSION})
     rows.rows = frame.to_dict("records")
     rows.save()
 
 
-def hold_against_card(options: argparse.Namespace) -> None:
+def compare_with_card(options: argparse.Namespace) -> None:
     rows = Rows(options.json)
     for file in sorted(options.runs.glob(f"*{SUFFIX}")):
-        row = served(parts_of(file.read_bytes()))
+        row = row_of(parts_of(file.read_bytes()))
         if row is not None:
             rows.add(row)
             print(f"{row['system']}, {row['requests']} requests", file=sys.stderr)

@@ -102,7 +102,7 @@ class StepBatch:
         """The plans before the timed steps: admission and the block's Refreshes."""
         return [self.plan([Phase.FULL] * self.size, 0, requests), self.plan([Phase.BUILD] * self.size, 1)]
 
-    def timed(self, kind: str) -> list[StepPlan]:
+    def timed_plans(self, kind: str) -> list[StepPlan]:
         def phase(i: int, step: int) -> Phase:
             if kind == "refresh":
                 return Phase.BUILD if step % 2 else Phase.FULL
@@ -123,8 +123,8 @@ class TimedRound:
 
 
 def run_round(executor: TorchExecutor, batch: StepBatch, kind: str, requests: tuple[Request, ...]) -> TimedRound:
-    """Run one block of all requests, and time its ``timed`` steps. The executor is empty before and after."""
-    plans = batch.timed(kind)
+    """Run one block of all requests, and time its ``timed_plans``. The executor is empty before and after."""
+    plans = batch.timed_plans(kind)
     for plan in batch.prologue(requests):
         executor.execute(plan)
     executor.times()
@@ -156,7 +156,7 @@ def time_steps(
     rounds = [run_round(executor, batch, kind, requests) for _ in range(repeats)]
     del executor  # its pool, before another is made
 
-    plans = batch.timed(kind)
+    plans = batch.timed_plans(kind)
     ms = 1e3 * median(timed.seconds for timed in rounds) / len(plans)
     dtype_bytes = next(model.parameters()).dtype.itemsize
     roofline = Roofline(ModelShape.from_config(model.config, name=name, dtype_bytes=dtype_bytes), card)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from repro.bench.common import Rows, add_counts, parser_of, said, table
+from repro.bench.common import Rows, add_counts, parser_of, row_text, table
 
 ROWS = (
     {"name": "a", "ms": 12.3456, "works": (1, 2), "fused": True},
@@ -42,4 +42,4 @@ def test_counts_begin_at_one(text, capsys):
 
 
 def test_a_row_on_a_line():
-    assert said({"panel": "x", "ms": 1.23456, "events": 12345}) == "panel=x  ms=1.235  events=12345"
+    assert row_text({"panel": "x", "ms": 1.23456, "events": 12345}) == "panel=x  ms=1.235  events=12345"

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from repro.bench.common import table
-from repro.bench.host import NARROW, Launches, forwards, launches, time_steps
+from repro.bench.host import NARROW, Launches, launch_rows, launches, time_steps
 
 
 def test_a_view_is_no_launch_and_a_kernel_is_one():
     counter, x = Launches(), torch.ones(3, 4)
-    double = counter.one("double", lambda x: (x + x) * 1)
+    double = counter.as_one_launch("double", lambda x: (x + x) * 1)
     with counter:
         double(x.view(4, 3).transpose(0, 1)[1:])
         torch.empty(5)
@@ -28,7 +28,7 @@ def test_a_layer_launches_few_kernels(has_refresh, most):
 
 
 def test_launches_of_all_layers():
-    found = forwards()
+    found = launch_rows()
     assert [one["name"] for one in found] == [
         f"{kind}, {how}" for kind in ("reuse", "mixed") for how in ("operator by operator", "fused")
     ]

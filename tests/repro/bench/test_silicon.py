@@ -56,7 +56,7 @@ def installed(monkeypatch):
 
 
 def test_a_history_is_part_of_their_prompt_and_none_of_its_work(installed):
-    found = silicon.made_again([PREFILL, PREFILL._replace(tokens=256), DECODE])
+    found = silicon.make_estimates([PREFILL, PREFILL._replace(tokens=256), DECODE])
     assert found[PREFILL] == {"vllm": 128, "sglang": 256, "trtllm": 384}
     assert found[PREFILL._replace(tokens=256)]["vllm"] == 256
     assert found[DECODE] == {"vllm": 17024, "sglang": 33024, "trtllm": 49024}
@@ -70,10 +70,10 @@ def test_a_history_is_part_of_their_prompt_and_none_of_its_work(installed):
 def test_a_package_that_is_not_there_is_refused_in_a_sentence(installed, monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: "0.11.0")
     with pytest.raises(UserError, match=r"needs aiconfigurator-core 0\.12\.0, and 0\.11\.0 is installed: pip install "):
-        silicon.made_again([PREFILL])
+        silicon.make_estimates([PREFILL])
     monkeypatch.setitem(sys.modules, "aiconfigurator_core.sdk.engine", None)
     with pytest.raises(UserError, match=r"^--again needs aiconfigurator-core, which is not installed: pip install "):
-        silicon.made_again([PREFILL])
+        silicon.make_estimates([PREFILL])
 
 
 def test_the_real_package_takes_a_prefix_as_a_part_of_the_prompt(tmp_path):
@@ -137,7 +137,7 @@ def test_a_group_tells_its_middle_its_spread_and_its_ends():
     ratios = {128: 0.79, 256: 1.04, 512: 1.1, 1024: 1.21, 2048: 1.0}
     rows = [PREFILL._replace(tokens=each)._asdict() | {"framework": "vllm", "ratio": ratios[each]} for each in ratios]
     found = pd.DataFrame(rows)
-    (group,) = silicon.grouped(found)
+    (group,) = silicon.summary_rows(found)
     assert (group["points"], group["median"], group["beyond"]) == (5, 1.04, 2)
     assert group["off"] == pytest.approx(0.1)
     assert (group["lowest"], group["lowest_at"]) == (0.79, "Qwen3-32B/vllm/tp2/1x128+4096")
@@ -147,7 +147,7 @@ def test_a_group_tells_its_middle_its_spread_and_its_ends():
 def test_composed_steps_are_theirs_where_both_count_the_same_kernels():
     asked = {point: times for point, times in silicon.read(ESTIMATES).items() if point.card in ("l40s", "h200")}
     found = silicon.ratios(asked)
-    off = {(each["card"], each["phase"]): each["off"] for each in silicon.grouped(found)}
+    off = {(each["card"], each["phase"]): each["off"] for each in silicon.summary_rows(found)}
     # A refresh attends both ways, with twice the arithmetic of a prefill.
     assert all(value < (0.065 if phase == "refresh" else 0.05) for (_, phase), value in off.items()), off
     assert len(off) == 6
@@ -165,7 +165,7 @@ def test_the_page_prints_the_ratios_of_today():
     for cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines):
         card = cells[0].lower() or card
         printed[card, cells[1].lower()] = cells[2:]
-    groups = silicon.grouped(silicon.ratios(silicon.read(ESTIMATES)))
+    groups = silicon.summary_rows(silicon.ratios(silicon.read(ESTIMATES)))
     assert printed == {
         (each["card"], each["phase"]): [
             f"{each['points']:,}",
@@ -193,15 +193,15 @@ def committed() -> dict[tuple[str, str], dict[str, str]]:
 @pytest.mark.parametrize("file", sorted(RUNS.glob("*_osc_*.gz")), ids=lambda file: file.name.rpartition("_")[2][:6])
 def test_a_measured_run_is_simulated_on_its_own_schedule(committed, file, monkeypatch):
     monkeypatch.setattr(silicon, "FRAMEWORKS", ("vllm",))
-    again, asked = silicon.again, []
+    again, asked = silicon.simulate_again, []
 
     def counted(cell, facts):
         asked.append(cell)
         return again(cell, facts)
 
-    monkeypatch.setattr(silicon, "again", counted)
+    monkeypatch.setattr(silicon, "simulate_again", counted)
     parts = parts_of(file.read_bytes())
-    row = silicon.served(parts)
+    row = silicon.row_of(parts)
     if row is None:  # failed, or taken apart
         assert not asked
         return
@@ -225,8 +225,8 @@ def test_block_diffusion_is_simulated_on_the_platform_of_its_card_and_model():
     ]
     small = replace(cell, knobs=tuple({**cell.knob_values, "num_prompts": 8, "gen_length": 32}.items()))
     facts = {"model": "sdar-8b", "num_tokens": 50_000, "dataset": {"lengths": {"n": 8}}}
-    row = silicon.served_blocks(small, facts, 1000.0, 17)
+    row = silicon.block_row_of(small, facts, 1000.0, 17)
     # What is left of a prompt opens a block: an answer has nine, of two forwards each.
     assert row["simulated_steps"] == 18
     assert row["datasheet_tok_s"] > row["vllm_tok_s"] == pytest.approx(1000.0 / row["of_card"])
-    assert silicon.served_blocks(replace(small, platform="l40s"), facts, 1000.0, 17) is None
+    assert silicon.block_row_of(replace(small, platform="l40s"), facts, 1000.0, 17) is None

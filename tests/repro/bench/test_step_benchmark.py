@@ -36,12 +36,12 @@ def scheduled(batch: StepBatch) -> list[StepPlan]:
 
 def test_a_block_is_what_the_scheduler_makes_of_it():
     requests = BATCH.requests(GQA.vocab, GQA.mask_id)
-    assert BATCH.prologue(requests) + BATCH.timed("reuse") == scheduled(BATCH)
+    assert BATCH.prologue(requests) + BATCH.timed_plans("reuse") == scheduled(BATCH)
 
 
 def test_the_kinds_are_what_they_say():
     batch = replace(BATCH, block_length=12)
-    phases = {kind: [tuple(item.phase for item in plan.items) for plan in batch.timed(kind)] for kind in KINDS}
+    phases = {kind: [tuple(item.phase for item in plan.items) for plan in batch.timed_plans(kind)] for kind in KINDS}
     assert set(phases["reuse"]) == {(Phase.REUSE,) * 3}
     assert len(phases["reuse"]) == 10
     assert all(phase.is_refresh for row in phases["refresh"] for phase in row)
@@ -58,7 +58,7 @@ def test_every_round_is_the_same_work(kind):
     executor = packed_executor(network(GQA), BATCH.config, BATCH.kv_rows, num_slots=3, profile_every=1)
     rounds = [run_round(executor, BATCH, kind, requests) for _ in range(2)]
     for own in rounds:
-        assert [outcome.committed for outcome in own.outcomes] == [(1, 1, 1)] * len(BATCH.timed(kind))
+        assert [outcome.committed for outcome in own.outcomes] == [(1, 1, 1)] * len(BATCH.timed_plans(kind))
         assert len(own.parts) == len(own.outcomes)
         assert own.seconds >= sum(parts[part] for parts in own.parts for part in STEP_PARTS) > own.forward_s > 0
 
@@ -66,7 +66,7 @@ def test_every_round_is_the_same_work(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_of_the_table(kind):
     row = time_steps(GQA.name, network(GQA), BATCH, kind, L40S, repeats=2, warmup=0)
-    plans = BATCH.timed(kind)
+    plans = BATCH.timed_plans(kind)
     bounds = [Roofline(SHAPE, L40S).lower_bound_s(step_work(plan, BATCH.config)) for plan in plans]
     assert row["bound_ms"] == pytest.approx(1e3 * sum(bounds) / len(plans))
     assert row["steps"] == 2 * len(plans)

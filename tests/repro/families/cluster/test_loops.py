@@ -20,7 +20,7 @@ CARD: Any = ExactInstance(setting=setting_of("qwen2.5-14b"))
 
 
 def first(figure: str, instance: Any = STUB, **instead: Any) -> Cell:
-    return next(cells_of(instance.setting, [figure], num_turns=100, seeds=(0,), instead=instead))
+    return next(cells_of(instance.setting, [figure], num_turns=100, seeds=(0,), replaced=instead))
 
 
 @pytest.mark.parametrize("system", GRIDS[-1]["varied"]["system"])
@@ -40,7 +40,7 @@ def test_a_run_on_the_tiny_instance_is_a_cell_of_the_platform(monkeypatch):
 
 def test_short_first_shields_shorts_from_longs():
     """Figure 3's point, on exact steps: with 4 longs about, short requests wait for them under SGLang."""
-    cells = cells_of(TINY, ["fig3"], num_turns=400, seeds=(0,), instead={"long_clients": (4,), "short_clients": (4,)})
+    cells = cells_of(TINY, ["fig3"], num_turns=400, seeds=(0,), replaced={"long_clients": (4,), "short_clients": (4,)})
     mean_s = {cell.system: PREFILL.summarize(run_cell(STUB, cell))["ttft_short_s"]["mean"] for cell in cells}
     assert mean_s["laps"] < mean_s["sglang-pd"]
     assert mean_s["reserve"] < mean_s["sglang-pd"]
