@@ -81,8 +81,8 @@ def report_of(run: StoredRun) -> dict[str, Any]:
     }
 
 
-def _statistics(told: Mapping[str, float | None], units: str) -> dict[str, Any]:
-    return {"units": units} | {theirs: told[ours] for ours, theirs in _PARTS.items() if told.get(ours) is not None}
+def _statistics(stats: Mapping[str, float | None], units: str) -> dict[str, Any]:
+    return {"units": units} | {theirs: stats[ours] for ours, theirs in _PARTS.items() if stats.get(ours) is not None}
 
 
 # -- traces -----------------------------------------------------------------------------------------------

@@ -47,34 +47,34 @@ class Answer:
 Reader = Callable[[Any], list[Answer]]
 
 
-def _gaps(ttft: float, gaps: Sequence[float], sent_s: float) -> list[float]:
+def _times(ttft: float, gaps: Sequence[float], sent_s: float) -> list[float]:
     return [*accumulate((ttft, *gaps), initial=sent_s)][1:]
 
 
-def _vllm(told: Mapping[str, Any]) -> list[Answer]:
+def _vllm(result: Mapping[str, Any]) -> list[Answer]:
     """Read the result of ``vllm bench serve --save-detailed``."""
     names = ("start_times", "input_lens", "output_lens", "ttfts", "itls", "errors")
     return [
-        Answer(sent_s=sent, pieces_s=_gaps(ttft, gaps, sent), prompt_len=prompt, output_len=output, error=_line(error))
-        for sent, prompt, output, ttft, gaps, error in zip(*(told[name] for name in names), strict=True)
+        Answer(sent_s=sent, pieces_s=_times(ttft, gaps, sent), prompt_len=prompt, output_len=output, error=_line(error))
+        for sent, prompt, output, ttft, gaps, error in zip(*(result[name] for name in names), strict=True)
     ]
 
 
-def _sglang(told: Mapping[str, Any]) -> list[Answer]:
+def _sglang(result: Mapping[str, Any]) -> list[Answer]:
     """Read the result of SGLang's ``bench_serving --output-details``. It has no times of sending. So we let requests take the places
     of ``max_concurrency`` in turn, and let the last answer end with the run."""
-    rows = [*zip(*(told[name] for name in ("input_lens", "output_lens", "ttfts", "itls", "errors")), strict=True)]
+    rows = [*zip(*(result[name] for name in ("input_lens", "output_lens", "ttfts", "itls", "errors")), strict=True)]
     if not rows:
         return []
     durations = [ttft + sum(gaps) for _, _, ttft, gaps, _ in rows]
-    free = [0.0] * min(int(told.get("max_concurrency") or len(rows)), len(rows))
+    free = [0.0] * min(int(result.get("max_concurrency") or len(rows)), len(rows))
     answers = []
     for (prompt, output, ttft, gaps, error), seconds in zip(rows, durations, strict=True):
         sent = min(free)
         free[free.index(sent)] = sent + seconds
-        pieces = _gaps(ttft, gaps, sent)
+        pieces = _times(ttft, gaps, sent)
         answers.append(Answer(sent_s=sent, pieces_s=pieces, prompt_len=prompt, output_len=output, error=_line(error)))
-    delay = max(0.0, float(told["duration"]) - max(free))
+    delay = max(0.0, float(result["duration"]) - max(free))
     last = max(range(len(answers)), key=lambda place: answers[place].pieces_s[-1])
     answer = answers[last]
     stamps = [stamp + delay for stamp in answer.pieces_s]
@@ -85,11 +85,11 @@ def _sglang(told: Mapping[str, Any]) -> list[Answer]:
 _NONE: Mapping[str, Any] = {"output_token_times": (), "output_tokens": 0}
 
 
-def _inference_perf(told: Sequence[Mapping[str, Any]]) -> list[Answer]:
+def _inference_perf(requests: Sequence[Mapping[str, Any]]) -> list[Answer]:
     """Read ``per_request_lifecycle_metrics.json``. Each token has a time, and tokens of one event have the same. We prefer the server's
     count of tokens, because the tool counts those of the text and misses tokens without text."""
     answers = []
-    for request in told:
+    for request in requests:
         error, info = _line((request.get("error") or {}).get("error_msg")), request["info"]
         # A failed request may have no answer at all.
         answer: Mapping[str, Any] = info["response_metrics"] if error is None else _NONE
@@ -110,9 +110,9 @@ def _inference_perf(told: Sequence[Mapping[str, Any]]) -> list[Answer]:
 _NOT_STREAMED = "an answer was not streamed, so nobody knows when its first token came: measure with streaming"
 
 
-def _guidellm(told: Mapping[str, Any]) -> list[Answer]:
+def _guidellm(result: Mapping[str, Any]) -> list[Answer]:
     """Read the JSON of one benchmark. Its latency ends with the stream, so we find the last token's time from the mean gap."""
-    (benchmark,) = told["benchmarks"]
+    (benchmark,) = result["benchmarks"]
     answers = []
     for request in benchmark["requests"]["successful"]:
         sent, num = request["request_start_time"], request["output_tokens"]
@@ -132,10 +132,10 @@ def _guidellm(told: Mapping[str, Any]) -> list[Answer]:
     return answers
 
 
-def _aiperf(told: Sequence[Mapping[str, Any]]) -> list[Answer]:
+def _aiperf(requests: Sequence[Mapping[str, Any]]) -> list[Answer]:
     """Read ``profile_export.jsonl``. Its inter-token latency is the time per token after the first."""
     answers = []
-    for request in told:
+    for request in requests:
         if request["metadata"].get("benchmark_phase", "profiling") != "profiling":
             continue
         sent = request["metadata"]["request_start_ns"] / 1e9
@@ -176,9 +176,9 @@ _FILES = (
 )
 
 
-def tool_of(told: Any) -> str | None:
+def tool_of(content: Any) -> str | None:
     """The tool that wrote a file, judged by its content; None if we do not know it."""
-    first = told[0] if isinstance(told, list) and told else told
+    first = content[0] if isinstance(content, list) and content else content
     match first:
         case {"metadata": {"request_start_ns": _}, "metrics": _}:
             return "aiperf"
@@ -199,7 +199,7 @@ def read_answers(path: Path) -> tuple[str, list[Answer]]:
     try:
         data = json.loads(text)
     except ValueError:
-        data = _lines(path, text)
+        data = _read_json_lines(path, text)
     tool = tool_of(data)
     require(tool is not None, f"file={str(path)!r} holds no requests of a tool that is known: give {_FILES}")
     assert tool is not None
@@ -233,7 +233,7 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-def _lines(path: Path, text: str) -> list[Any]:
+def _read_json_lines(path: Path, text: str) -> list[Any]:
     try:
         return [json.loads(line) for line in text.splitlines() if line.strip()]
     except ValueError as error:
@@ -246,7 +246,7 @@ def record_of(tool: str, answers: Sequence[Answer]) -> RunRecord:
     exchanges = [_exchange(number, answer, start) for number, answer in enumerate(answers)]
     tables = tables_of(exchanges)
     requests = tables["requests"]
-    for number in (n for n, answer in enumerate(answers) if _is_unsaid(answer)):
+    for number in (n for n, answer in enumerate(answers) if _has_unknown_tokens(answer)):
         requests["first_tokens"][number] = requests["first_by"][number] = None
     if not all(answer.has_all for answer in answers):
         # The gap between the first and the last piece is no gap between tokens.
@@ -273,37 +273,37 @@ def _warnings(tool: str, answers: Sequence[Answer]) -> Iterator[str]:
         yield "its tokens are those that were asked for, unless the server sends usage with every event"
     if not all(answer.has_all for answer in answers):
         yield "its file does not say how many tokens an answer's first event has: the time per token (tpot) takes one"
-    if unknown := sum(map(_is_unsaid, answers)):
+    if unknown := sum(map(_has_unknown_tokens, answers)):
         yield (
             f"{unknown} answers have other events than tokens, and the file does not say how many each has: no time per token "
             f"(tpot, itl), gaps between events are icl"
         )
 
 
-def _tokens_of(each: Answer) -> Sequence[int | None]:
+def _tokens_of(answer: Answer) -> Sequence[int | None]:
     """Tokens of each piece. None if pieces and tokens differ in number and the tool does not say how many each has."""
-    num = len(each.pieces_s)
-    if not each.has_all:
+    num = len(answer.pieces_s)
+    if not answer.has_all:
         return [ASSUMED_FIRST, None][:num]
-    if each.piece_tokens is not None and sum(each.piece_tokens) == each.output_len:
-        return each.piece_tokens
-    return [1] * num if num == each.output_len else [None] * num
+    if answer.piece_tokens is not None and sum(answer.piece_tokens) == answer.output_len:
+        return answer.piece_tokens
+    return [1] * num if num == answer.output_len else [None] * num
 
 
-def _is_unsaid(each: Answer) -> bool:
+def _has_unknown_tokens(answer: Answer) -> bool:
     """Whether it is unknown how many tokens came with the first piece and how many after it."""
-    return each.error is None and each.has_all and len(each.pieces_s) > 1 and None in _tokens_of(each)
+    return answer.error is None and answer.has_all and len(answer.pieces_s) > 1 and None in _tokens_of(answer)
 
 
-def _exchange(number: int, each: Answer, start: float) -> Exchange:
-    sent, is_ok = each.sent_s - start, each.error is None and each.output_len > 0 < len(each.pieces_s)
-    pieces = [stamp - start for stamp in each.pieces_s]
+def _exchange(number: int, answer: Answer, start: float) -> Exchange:
+    sent, is_ok = answer.sent_s - start, answer.error is None and answer.output_len > 0 < len(answer.pieces_s)
+    pieces = [stamp - start for stamp in answer.pieces_s]
     reply = Reply(
         chunks_s=pieces,
-        chunk_tokens=[*_tokens_of(each)],
+        chunk_tokens=[*_tokens_of(answer)],
         chunk_reads=[*range(len(pieces))],
-        prompt_tokens=each.prompt_len,
-        completion_tokens=each.output_len,
+        prompt_tokens=answer.prompt_len,
+        completion_tokens=answer.output_len,
         counted_by="usage",
     )
     return Exchange(
@@ -314,7 +314,7 @@ def _exchange(number: int, each: Answer, start: float) -> Exchange:
         sent_s=sent,
         ended_s=pieces[-1] if is_ok else None,
         reply=reply if is_ok else None,
-        error=None if is_ok else each.error or "no answer",
+        error=None if is_ok else answer.error or "no answer",
     )
 
 
