@@ -290,7 +290,7 @@ def _check_prompt(settings: BlockSettings, prompt_ids: Sequence[int], length: in
 def answer_alone(settings: BlockSettings, prompt_ids: tuple[int, ...], *, seed: int) -> BlockAnswer:
     """The answer to one prompt, up to its end token, from an engine that serves nothing else."""
     length = settings.knobs.gen_length
-    _check_prompt(settings, prompt_ids, length, asked_as="gen_length")
+    _check_prompt(settings, prompt_ids, length, option="gen_length")
     import_module(ON_TORCH).check_machine(settings)
     request = BlockRequest(
         request_id=0,
