@@ -23,15 +23,15 @@ def digest_of(contents: Iterable[bytes]) -> str:
     return digest.hexdigest()[:32]
 
 
-def kept_or_made(kind: str, inputs: Iterable[bytes], make: Callable[[], bytes]) -> bytes:
-    """Return what ``make`` returned for these inputs before on this machine, or else call it and cache its result, if the cache
+def cached_result(kind: str, inputs: Iterable[bytes], compute: Callable[[], bytes]) -> bytes:
+    """Return what ``compute`` returned for these inputs before on this machine, or else call it and cache its result, if the cache
     can be written. ``inputs`` must hold everything that the result depends on."""
     path = cache_folder() / kind / digest_of(inputs)
     with suppress(OSError):
         digest, cached = (content := path.read_bytes())[:32], content[32:]
         if digest == digest_of([cached]).encode():  # otherwise the file is damaged
             return cached
-    result = make()
+    result = compute()
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")

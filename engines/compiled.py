@@ -37,7 +37,7 @@ class Library(NamedTuple):
     options: tuple[str, ...]
     headers: tuple[Path, ...] = ()
 
-    def kept(self, command: Sequence[str]) -> Path:
+    def cached_path(self, command: Sequence[str]) -> Path:
         """The cache path of the library that ``command`` compiles from the sources on this processor."""
         processor = platform.machine()
         if CPU_FACTS.is_file():
@@ -56,10 +56,10 @@ class Library(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def loaded(library: Library) -> CDLL:
+def load_library(library: Library) -> CDLL:
     """Load a library, which we compile first unless it is cached: some seconds, once a machine. Raises CompilerError."""
     command = library.command()
-    cached = library.kept(command)
+    cached = library.cached_path(command)
     try:
         if cached.is_file():
             return CDLL(str(cached))

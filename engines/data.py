@@ -64,15 +64,15 @@ MOST_HELD_BYTES = 256 << 20
 """Size of the largest file that we read into memory as a whole."""
 
 
-def open_file(name: str, path: Path, *, most: int = MOST_BYTES) -> io.BufferedReader:
+def open_file(name: str, path: Path, *, max_bytes: int = MOST_BYTES) -> io.BufferedReader:
     """Open a file to read its bytes. Errors name it by ``name``, an option or a kind of file.
 
-    Raises UserError if it is absent, a folder, a device, a pipe or a socket, larger than ``most`` bytes, or unreadable.
+    Raises UserError if it is absent, a folder, a device, a pipe or a socket, larger than ``max_bytes``, or unreadable.
     """
-    label = _said(name, path)
+    label = _label(name, path)
     try:
         # We refuse a pipe before we open it: opening may wait for a writer, or take data that another reader waits for.
-        _check(os.stat(path), label, most)
+        _check(os.stat(path), label, max_bytes)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except UserError:
         raise
@@ -84,43 +84,43 @@ def open_file(name: str, path: Path, *, most: int = MOST_BYTES) -> io.BufferedRe
     except ValueError as error:
         raise UserError(f"{label} is no path ({error}): check it") from None
     try:
-        _check(os.fstat(descriptor), label, most)
+        _check(os.fstat(descriptor), label, max_bytes)
     except BaseException:
         os.close(descriptor)
         raise
     return os.fdopen(descriptor, "rb")
 
 
-def _check(status: os.stat_result, said: str, most: int) -> None:
-    require(not stat.S_ISDIR(status.st_mode), f"{said} is a directory: give a file")
+def _check(status: os.stat_result, label: str, max_bytes: int) -> None:
+    require(not stat.S_ISDIR(status.st_mode), f"{label} is a directory: give a file")
     require(
-        stat.S_ISREG(status.st_mode), f"{said} is a device or a pipe: write what it holds into a file, and give that"
+        stat.S_ISREG(status.st_mode), f"{label} is a device or a pipe: write what it holds into a file, and give that"
     )
     require(
-        status.st_size <= most,
-        f"{said} has {status.st_size:,} bytes, and {most:,} are the most that are read: give a smaller file",
+        status.st_size <= max_bytes,
+        f"{label} has {status.st_size:,} bytes, and {max_bytes:,} are the most that are read: give a smaller file",
     )
 
 
-def read_bytes(name: str, path: Path, *, most: int = MOST_HELD_BYTES) -> bytes:
+def read_bytes(name: str, path: Path, *, max_bytes: int = MOST_HELD_BYTES) -> bytes:
     """Read a whole file, with the checks of ``open_file``."""
-    with open_file(name, path, most=most) as file:
+    with open_file(name, path, max_bytes=max_bytes) as file:
         try:
             return file.read()
         except OSError as error:
-            raise UserError(f"{_said(name, path)} cannot be read ({error.strerror}): get the file again") from error
+            raise UserError(f"{_label(name, path)} cannot be read ({error.strerror}): get the file again") from error
 
 
-def read_text(name: str, path: Path, *, most: int = MOST_HELD_BYTES) -> str:
+def read_text(name: str, path: Path, *, max_bytes: int = MOST_HELD_BYTES) -> str:
     """Read a file of UTF-8 text, with or without a byte order mark. Line ends are translated as in Python's text mode."""
-    content = read_bytes(name, path, most=most)
+    content = read_bytes(name, path, max_bytes=max_bytes)
     try:
         return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()
     except UnicodeDecodeError as error:
-        raise UserError(f"{_said(name, path)} is not UTF-8 text ({error.reason}): convert it") from error
+        raise UserError(f"{_label(name, path)} is not UTF-8 text ({error.reason}): convert it") from error
 
 
-def _said(name: str, path: Path) -> str:
+def _label(name: str, path: Path) -> str:
     return f"file {str(path)!r}" if name == "file" else f"{name}={str(path)!r}"
 
 
@@ -157,47 +157,47 @@ def _field(kind: str) -> str:
     return kind.replace(" ", "_")
 
 
-def where_of(kind: str, name: str, known: Iterable[str] = ()) -> str:
+def import_path_of(kind: str, name: str, built_in: Iterable[str] = ()) -> str:
     """Return ``name`` if it is a ``module:NAME``, or else the one that an installed package declares for it. Raises UserError for
-    an unknown name; the error also lists ``known``, the names that come with this package."""
+    an unknown name; the error also lists the ``built_in`` names."""
     if ":" in name:
         return name
     declared = installed(kind)
     if name in declared:
         return declared[name]
-    names = ", ".join((*known, *declared))
+    names = ", ".join((*built_in, *declared))
     fix = f"use one of {names}, or module:NAME" if names else "name a class as module:NAME"
     raise UserError(f"{_field(kind)}={name!r} is unknown: {fix}")
 
 
-def load_module(kind: str, where: str, module: str) -> Any:
-    """Import ``module``. UserErrors cite ``kind`` and ``where``. Raises ImportError if a package that the module imports is missing."""
+def load_module(kind: str, import_path: str, module: str) -> Any:
+    """Import ``module``. UserErrors cite ``kind`` and ``import_path``. Raises ImportError if a package that it imports is missing."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
-        raise UserError(f"{kind}={where!r}: there is no module {error.name}: correct it or install it") from None
+        raise UserError(f"{kind}={import_path!r}: there is no module {error.name}: correct it or install it") from None
     except (ImportError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         if not all(part.isidentifier() for part in module.split(".")):
-            raise UserError(f"{kind}={where!r}: {module!r} is no module: write module:NAME") from None
+            raise UserError(f"{kind}={import_path!r}: {module!r} is no module: write module:NAME") from None
         raise UserError(
-            f"{kind}={where!r}: module {module!r} fails on import ({type(error).__name__}: {error}): correct it"
+            f"{kind}={import_path!r}: module {module!r} fails on import ({type(error).__name__}: {error}): correct it"
         ) from error
 
 
-def load_named(kind: str, where: str, *, having: tuple[str, ...] = ()) -> Any:
-    """Return the object that ``where`` names. Raises UserError if there is none, or if it lacks an attribute of ``having``."""
-    module, _, name = where_of(kind, where).partition(":")
-    loaded = load_module(kind, where, module)
+def load_named(kind: str, import_path: str, *, attributes: tuple[str, ...] = ()) -> Any:
+    """Return the object that ``import_path`` names. Raises UserError if there is none, or if it lacks one of ``attributes``."""
+    module, _, name = import_path_of(kind, import_path).partition(":")
+    loaded = load_module(kind, import_path, module)
     if not hasattr(loaded, name):
-        raise UserError(f"{kind}={where!r}: module {module!r} has no {name!r}: write module:NAME")
+        raise UserError(f"{kind}={import_path!r}: module {module!r} has no {name!r}: write module:NAME")
     target = getattr(loaded, name)
-    for attribute in having:
+    for attribute in attributes:
         if not hasattr(target, attribute):
-            raise UserError(f"{kind}={where!r} is no {kind}, it has no {attribute!r}: name one")
+            raise UserError(f"{kind}={import_path!r} is no {kind}, it has no {attribute!r}: name one")
     return target
 
 
@@ -216,14 +216,14 @@ def unwrapped(policy: Any) -> Any:
     return policy
 
 
-def asked(ask: Callable[..., T], *args: Any, **options: Any) -> T:
+def ask(call: Callable[..., T], *args: Any, **options: Any) -> T:
     """Return a policy's answer. The policy may be a user's own, so we turn its exceptions into a RunError of one sentence."""
     try:
-        return ask(*args, **options)
+        return call(*args, **options)
     except (UserError, RunError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        owner = unwrapped(getattr(ask, "__self__", None))
-        method = getattr(ask, "__name__", "a call") if owner is None else f"{type(owner).__name__}.{ask.__name__}"
+        owner = unwrapped(getattr(call, "__self__", None))
+        method = getattr(call, "__name__", "a call") if owner is None else f"{type(owner).__name__}.{call.__name__}"
         message = " ".join(str(error).split())
         raise RunError(f"policy {method} fails ({type(error).__name__}: {message}): correct it") from error

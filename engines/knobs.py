@@ -6,12 +6,12 @@
         '''Proportion of the TTFT objective that a prefill worker may have used up (§4.1).'''
 
 A field's kind, its choices (a ``Literal``), its ``Range`` and its dependencies are stated there and nowhere else. ``Only`` lists the values
-of other fields with which it has an effect: with other values ``given_to`` refuses it if a user gives it. ``Needs`` lists the values of
-other fields that it requires: with other values ``given_to`` and a ``Checked`` dataclass refuse all but its default.
+of other fields with which it has an effect: with other values ``with_knobs`` refuses it if a user gives it. ``Needs`` lists the values of
+other fields that it requires: with other values ``with_knobs`` and a ``Checked`` dataclass refuse all but its default.
 
-``Checked`` settings refuse values that their fields may not have. ``made`` builds settings from values by name, nested settings too, and
-``given_to`` changes some of them. The command line, the reference in the docs and the errors are made from ``knobs_of``. The text below a
-field is its help, and is not part of the code identity.
+``Checked`` settings refuse values that their fields may not have. ``build`` builds settings from values by name, nested settings
+too, and ``with_knobs`` changes some of them. The command line, the reference in the docs and the errors are made from ``knobs_of``. The
+text below a field is its help, and is not part of the code identity.
 """
 
 import ast
@@ -52,26 +52,26 @@ class Range(NamedTuple):
         )
 
     @property
-    def said(self) -> str:
+    def in_words(self) -> str:
         """The range in words, which follow the kind of number in a sentence."""
         if self.least is not None and self.most is not None:
-            return f"from {_short(self.least)} to {_short(self.most)}"
-        low = f"above {_short(self.above)}" if self.above is not None else ""
-        low = low if self.least is None else f"at least {_short(self.least)}"
-        return ", ".join(filter(None, (low, "" if self.most is None else f"at most {_short(self.most)}")))
+            return f"from {_short_number(self.least)} to {_short_number(self.most)}"
+        low = f"above {_short_number(self.above)}" if self.above is not None else ""
+        low = low if self.least is None else f"at least {_short_number(self.least)}"
+        return ", ".join(filter(None, (low, "" if self.most is None else f"at most {_short_number(self.most)}")))
 
     def refusal(self, value: float) -> str:
         """Return a clause that says what is wrong with a number outside the range, to follow that number."""
         if self.most is not None and self.most <= 1:
-            low = f"({_short(self.above or 0)}" if self.least is None else f"[{_short(self.least)}"
-            return f"must be in {low}, {_short(self.most)}]"
+            low = f"({_short_number(self.above or 0)}" if self.least is None else f"[{_short_number(self.least)}"
+            return f"must be in {low}, {_short_number(self.most)}]"
         if self.most is not None and self.most <= FEW and self.least is not None:
-            return f"must be between {_short(self.least)} and {_short(self.most)}"
+            return f"must be between {_short_number(self.least)} and {_short_number(self.most)}"
         if self.most is not None and value > self.most:
-            return f"is more than {_short(self.most)}, the most that is taken: give a smaller number"
+            return f"is more than {_short_number(self.most)}, the most that is taken: give a smaller number"
         if self.least is None:
-            return f"must be above {_short(self.above or 0)}"
-        return f"must be at least {_short(self.least)}" if self.least != 0 else "must not be negative"
+            return f"must be above {_short_number(self.above or 0)}"
+        return f"must be at least {_short_number(self.least)}" if self.least != 0 else "must not be negative"
 
 
 class _Something:
@@ -99,8 +99,8 @@ class _Beside:
         }
 
     @property
-    def said(self) -> str:
-        return ", ".join(_wanted_said(name, wanted) for name, wanted in self.values.items())
+    def in_words(self) -> str:
+        return ", ".join(_condition_text(name, wanted) for name, wanted in self.values.items())
 
     def unmet(self, values: Mapping[str, object]) -> str | None:
         """Return the first field with an unwanted value. A field missing from ``values`` is checked elsewhere."""
@@ -115,11 +115,11 @@ class Needs(_Beside):
     """A field must have its default unless others have these values."""
 
 
-def _is_met(wanted: tuple[Any, ...], values: Mapping[str, object], name: str) -> bool:
+def _is_met(allowed_values: tuple[Any, ...], values: Mapping[str, object], name: str) -> bool:
     if name not in values:
         return True
     value: Any = values[name]
-    for allowed in wanted:
+    for allowed in allowed_values:
         if allowed is SOMETHING:
             is_met = value is not None
         elif isinstance(allowed, Range):
@@ -133,17 +133,17 @@ def _is_met(wanted: tuple[Any, ...], values: Mapping[str, object], name: str) ->
     return False
 
 
-def _wanted_said(name: str, wanted: tuple[Any, ...]) -> str:
-    first = wanted[0]
+def _condition_text(name: str, allowed_values: tuple[Any, ...]) -> str:
+    first = allowed_values[0]
     if first is SOMETHING:
         return f"{name} given"
     if isinstance(first, Range):
-        return f"{name} {first.said}"
+        return f"{name} {first.in_words}"
     if isinstance(first, Except):
-        return f"{name} other than {_written_in(first.value)}"
-    if wanted == (None,):
+        return f"{name} other than {_value_text(first.value)}"
+    if allowed_values == (None,):
         return f"no {name}"
-    return f"{name}={' or '.join(map(_written_in, wanted))}"
+    return f"{name}={' or '.join(map(_value_text, allowed_values))}"
 
 
 class Size:
@@ -192,7 +192,7 @@ class Knob(NamedTuple):
         """The values that it may have, in words."""
         if self.choices:
             return ", ".join(self.choices)
-        return ", ".join(filter(None, (_KIND_SAID[self.kind], self.range.said if self.range else "")))
+        return ", ".join(filter(None, (_KIND_SAID[self.kind], self.range.in_words if self.range else "")))
 
     def check(self, value: Any, *, prefix: str = "") -> Any:
         """Return the value in the field's kind: 1 given for seconds becomes 1.0. Raises UserError unless it is of that kind, one
@@ -210,7 +210,7 @@ class Knob(NamedTuple):
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{label}={value} must be a finite number")
         if self.range is not None and not self.range.allows(value):
-            raise UserError(f"{label}={written(value)} {self.range.refusal(value)}")
+            raise UserError(f"{label}={number_text(value)} {self.range.refusal(value)}")
         return float(value) if self.kind is float else value
 
 
@@ -242,9 +242,9 @@ def _schema_of(kind: Any) -> _Schema:
     knobs: dict[str, Knob] = {}
     conditions: list[tuple[str, Only | Needs]] = []
     for field in fields(kind):
-        base, may_be_none, marks = _taken_apart(hints[field.name])
+        base, may_be_none, marks = _unwrap_type(hints[field.name])
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        only = _of_marks(Only, marks)
+        only = _merged_mark(Only, marks)
         knob = _knob(field.name, default, base, may_be_none, marks, only)
         if knob is not None:
             own[field.name] = knob
@@ -268,7 +268,7 @@ def knobs_of(kind: Any) -> Mapping[str, Knob]:
     return _schema_of(kind).knobs
 
 
-def usual_knobs_of(kind: Any) -> Mapping[str, Knob]:
+def free_knobs(kind: Any) -> Mapping[str, Knob]:
     """Return the knobs of fields that have a default and can be given; a user cannot set the others."""
     excluded = {
         field.name
@@ -310,41 +310,41 @@ def check_value(declared: Any, name: str, value: object) -> None:
 
 @lru_cache(maxsize=256)
 def _knob_of(declared: Any, name: str) -> "Knob | None":
-    return _knob(name, MISSING, *_taken_apart(declared), Only())
+    return _knob(name, MISSING, *_unwrap_type(declared), Only())
 
 
-def given_to(settings: Settings, given: Mapping[str, Any], **beside: object) -> Settings:
-    """Return the settings with the ``given`` fields changed, by name; a field may be one of nested settings.
+def with_knobs(settings: Settings, requested: Mapping[str, Any], **other_values: object) -> Settings:
+    """Return the settings with the ``requested`` fields changed, by name; a field may be one of nested settings.
 
-    Raises UserError for a value that a field may not have. Raises it also for a value without effect, given the other values
-    and those ``beside`` the settings.
+    Raises UserError for a value that a field may not have. Raises it also for a value without effect, given the other fields
+    and ``other_values``, which are no fields.
     """
-    given = {name: value for name, value in given.items() if value is not None}
-    changed = _replaced(settings, given)
+    requested = {name: value for name, value in requested.items() if value is not None}
+    changed = _with_values(settings, requested)
     kind: Any = settings.__class__
     schema = _schema_of(kind)
     conditions = [
         (name, condition)
         for name, condition in schema.conditions
-        if name in given and (isinstance(condition, Only) or given[name] != schema.knobs[name].default)
+        if name in requested and (isinstance(condition, Only) or requested[name] != schema.knobs[name].default)
     ]
-    values = beside | _values(changed) if conditions else {}
+    values = other_values | _values(changed) if conditions else {}
     for name, condition in conditions:
         if (other := condition.unmet(values)) is not None:
             hint = "or use --executor torch" if condition.values[other] == ("torch",) else ""
-            raise no_effect(name, given[name], other, values[other], hint)
+            raise no_effect(name, requested[name], other, values[other], hint)
     return changed
 
 
-def no_effect(name: str, value: object, other: str, found: object, fix: str = "") -> UserError:
-    """Return the error for a field that has no effect because ``other`` is ``found``; ``fix`` is a remedy besides leaving it out."""
-    clause = f"without {other}" if found is None else f"with {other}={_written_in(found)}"
+def no_effect(name: str, value: object, other: str, other_value: object, fix: str = "") -> UserError:
+    """Return the error for a field that has no effect because ``other`` is ``other_value``; ``fix`` is another remedy than leaving it out."""
+    clause = f"without {other}" if other_value is None else f"with {other}={_value_text(other_value)}"
     return UserError(
-        f"{name}={_written_in(value)} has no effect {clause}: {', '.join(filter(None, ('leave it out', fix)))}"
+        f"{name}={_value_text(value)} has no effect {clause}: {', '.join(filter(None, ('leave it out', fix)))}"
     )
 
 
-def made(kind: Callable[..., Settings], values: Mapping[str, Any], **fixed: object) -> Settings:
+def build(kind: Callable[..., Settings], values: Mapping[str, Any], **fixed: object) -> Settings:
     """Build settings from values by name; a field may be one of nested settings. Fields without a value get their defaults, and
     ``fixed`` are fields of the outermost settings. Raises UserError for a value that a field may not have."""
     declared: Any = kind
@@ -354,42 +354,42 @@ def made(kind: Callable[..., Settings], values: Mapping[str, Any], **fixed: obje
     for name, nested in schema.inside.items():
         if name not in fixed:
             make: Any = defaults[name]
-            args[name] = made(nested, values) if make is MISSING else _replaced(make(), values, with_fixed=True)
+            args[name] = build(nested, values) if make is MISSING else _with_values(make(), values, with_fixed=True)
     return kind(**{**args, **fixed})
 
 
-def check_given(given: Mapping[str, Any], *known: type | Mapping[str, Knob], who: str) -> None:
-    """Raise UserError for a name that no settings or knobs of ``known`` have, and for a value that the knob may not have."""
+def check_requested(requested: Mapping[str, Any], *kinds: type | Mapping[str, Knob], owner: str) -> None:
+    """Raise UserError for a name that no settings or knobs of ``kinds`` have, and for a value that the knob may not have."""
     knobs: dict[str, Knob] = {}
-    for kind in known:
+    for kind in kinds:
         knobs |= kind if isinstance(kind, Mapping) else knobs_of(kind)
-    for name, value in given.items():
+    for name, value in requested.items():
         if name not in knobs:
             listed = knobs if len(knobs) <= MANY else get_close_matches(name, knobs, cutoff=0.8)
             hint = f", or use one of {', '.join(listed)}" if listed else ""
-            raise UserError(f"{name}={value!r} has no effect with {who}: leave it out{hint}")
+            raise UserError(f"{name}={value!r} has no effect with {owner}: leave it out{hint}")
         knobs[name].check(value)
 
 
 def resolve(
     kind: type[Settings],
-    given: Mapping[str, Any],
-    *others: type | Mapping[str, Knob],
+    requested: Mapping[str, Any],
+    *other_knobs: type | Mapping[str, Knob],
     system: str,
-    usual: Mapping[str, Any] | None = None,
-    beside: Mapping[str, object] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    other_values: Mapping[str, object] | None = None,
     **fixed: object,
 ) -> Settings:
-    """Build settings of a ``kind`` from a cell's knobs; nothing else does. ``given`` values win over the ``usual`` ones of platform and
-    system, and these win over the defaults.
+    """Build settings of a ``kind`` from a cell's knobs; nothing else does. ``requested`` values win over the ``defaults`` of platform and
+    system, and these win over those of the fields.
 
     Values go by field names, also those of nested settings. ``fixed`` are fields of the outermost settings that no name reaches.
-    Values ``beside`` the settings also decide whether a field has an effect. Raises UserError for a name that neither the settings nor
-    ``others`` (the system's own knobs, those of a user's policies and workload) have. Raises UserError also for a value that a field
+    ``other_values`` also decide whether a field has an effect. Raises UserError for a name that neither the settings nor
+    ``other_knobs`` (the system's own knobs, those of a user's policies and workload) have. Raises UserError also for a value that a field
     may not have or that has no effect. The error blames the ``system``, a name.
     """
-    check_given(given, kind, *others, who=f"system={system!r}")
-    return given_to(made(kind, usual or {}, **fixed), given, **(beside or {}))
+    check_requested(requested, kind, *other_knobs, owner=f"system={system!r}")
+    return with_knobs(build(kind, defaults or {}, **fixed), requested, **(other_values or {}))
 
 
 def helps_of(kind: type) -> Mapping[str, str]:
@@ -403,7 +403,7 @@ def helps_of(kind: type) -> Mapping[str, str]:
     return helps
 
 
-def written(number: object) -> str:
+def number_text(number: object) -> str:
     """Return the number as text, also an integer of more than 4,300 digits, which Python does not write."""
     try:
         return f"{number}"
@@ -411,13 +411,13 @@ def written(number: object) -> str:
         return f"{'-' if number < 0 else ''}9999..."  # type: ignore[operator]
 
 
-def _replaced(settings: Any, given: Mapping[str, Any], *, with_fixed: bool = False) -> Any:
+def _with_values(settings: Any, requested: Mapping[str, Any], *, with_fixed: bool = False) -> Any:
     schema = _schema_of(settings.__class__)
     knobs = {name: knob for name, knob in schema.own.items() if with_fixed or not knob.is_fixed}
-    changes = {name: knobs[name].check(value) for name, value in given.items() if name in knobs}
+    changes = {name: knobs[name].check(value) for name, value in requested.items() if name in knobs}
     for name, nested in schema.inside.items():
-        if with_fixed or given.keys() & knobs_of(nested).keys():
-            changes[name] = _replaced(getattr(settings, name), given, with_fixed=with_fixed)
+        if with_fixed or requested.keys() & knobs_of(nested).keys():
+            changes[name] = _with_values(getattr(settings, name), requested, with_fixed=with_fixed)
     return replace(settings, **changes) if changes else settings
 
 
@@ -430,11 +430,11 @@ def _values(settings: Any) -> dict[str, object]:
     return values
 
 
-def _written_in(value: object) -> str:
+def _value_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def _of_marks(kind: Callable[..., T], marks: tuple[Any, ...]) -> T:
+def _merged_mark(kind: Callable[..., T], marks: tuple[Any, ...]) -> T:
     """Return one mark that merges all marks of a kind."""
     return kind(**{name: value for mark in marks if type(mark) is kind for name, value in mark.values.items()})
 
@@ -453,14 +453,14 @@ def _knob(name: str, default: Any, base: Any, may_be_none: bool, marks: tuple[An
         words=next((mark.words for mark in marks if isinstance(mark, Names)), choices),
         range=next((mark for mark in marks if isinstance(mark, Range)), None),
         only=only,
-        needs=_of_marks(Needs, marks),
+        needs=_merged_mark(Needs, marks),
         is_fixed=Fixed in marks,
         is_size=Size in marks,
         default=default,
     )
 
 
-def _taken_apart(declared: Any) -> tuple[Any, bool, tuple[Any, ...]]:
+def _unwrap_type(declared: Any) -> tuple[Any, bool, tuple[Any, ...]]:
     """Return the declared type without None and marks; whether None is allowed; and the marks."""
     marks: tuple[Any, ...] = ()
     may_be_none = False
@@ -504,5 +504,5 @@ def _module_of(name: str) -> ast.Module:
         return ast.Module(body=[], type_ignores=[])
 
 
-def _short(number: float) -> str:
+def _short_number(number: float) -> str:
     return f"{int(number):,}" if number == int(number) else f"{number:g}"

@@ -17,7 +17,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """glibc's numbers of two ``mallopt`` settings."""
 
 
-def settled(environment: Mapping[str, str]) -> set[str]:
+def our_variables(environment: Mapping[str, str]) -> set[str]:
     """Names of the variables that we set, not the user, and of the one that lists them. Other projects' programs should not get them."""
     return {SETTLED, *filter(None, environment.get(SETTLED, "").split(","))}
 
@@ -53,7 +53,7 @@ def keep_freed_memory() -> bool:
     By default glibc gives large blocks back at once, and the system clears every page when we ask for them again. That took a
     tenth of the time of a CPU's steps.
     """
-    mallopt = _of_c_library("mallopt")
+    mallopt = _libc_function("mallopt")
     # We set the second only after the first: either alone stops glibc from tuning itself, and is slower than none.
     return mallopt is not None and (
         any(mallopt(M_MMAP_THRESHOLD, size) for size in (1 << 30, 1 << 25)) and bool(mallopt(M_TRIM_THRESHOLD, 1 << 30))
@@ -62,12 +62,12 @@ def keep_freed_memory() -> bool:
 
 def give_back_freed_memory() -> None:
     """Give memory that this process has freed but keeps back to the system, if the C library can do so."""
-    trim = _of_c_library("malloc_trim")
+    trim = _libc_function("malloc_trim")
     if trim is not None:
         trim(0)
 
 
-def _of_c_library(name: str) -> Any:
+def _libc_function(name: str) -> Any:
     import ctypes
 
     try:
@@ -80,7 +80,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def delay_signals() -> Iterator[None]:
     """Delay Ctrl-C and SIGTERM until the end of the body. A starting child process reads from its parent what to run. If the parent
     ended before that, the child would print a traceback, and nobody would know that it must be stopped."""
     if threading.current_thread() is not threading.main_thread():
@@ -108,16 +108,16 @@ GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 
 
-def usable_cores(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> int:
+def usable_cores(groups: Path = GROUPS, own_groups: Path = OWN_GROUPS) -> int:
     """Number of cores that the process may run on, at most as many as its control groups give it time for."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([allowed, *(math.ceil(share) for share in _quotas(groups, own))]))
+    return max(1, min([allowed, *(math.ceil(share) for share in _quotas(groups, own_groups))]))
 
 
-def _quotas(groups: Path, own: Path) -> list[float]:
+def _quotas(groups: Path, own_groups: Path) -> list[float]:
     """Limits, in cores' worth of time, of the process's control groups and their parents, as far as they have one."""
     limits = []
-    for line in _text(own).splitlines():
+    for line in _text(own_groups).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue

@@ -9,7 +9,7 @@ import torch
 from baselines.ar.sglang import TokenBudget
 from engines.ar.torch.executor import MeasuredSteps, PagedExecutor, grid
 from engines.errors import UserError, require
-from engines.knobs import given_to, made
+from engines.knobs import build, with_knobs
 from engines.laps.latency import StepModel
 from engines.laps.ours import OnTimeConfig, ReserveConfig, share_for
 from engines.laps.system import LapsConfig, laps, on_time, reserve
@@ -50,7 +50,7 @@ def scheduled(
     their step model to these times, and also their objective if ``slo_ttft_s`` is None. A user's own scheduler gets those of the two sizes
     that it takes, and itself keeps to ``max_num_seqs``. ``options`` holds its knobs, or those of ``on-time``."""
     if (batcher := user_batcher(name, options)) is not None:
-        own_batching = batcher.made(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
+        own_batching = batcher.make(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
         return Scheduled(own_batching, OpenQueue())
     sizes = {"max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": max_num_seqs}
     if name in ("chunked", "prefill-first"):
@@ -64,15 +64,15 @@ def scheduled(
     if name == "laps":
         length_scale = instance.boundary / PAPER_KNEE
         defaults = scaled(LapsConfig, length_scale=length_scale, time_scale=time_scale)
-        config = made(LapsConfig, {**defaults, "boundary": instance.boundary, "slo_s": slo_s})
+        config = build(LapsConfig, {**defaults, "boundary": instance.boundary, "slo_s": slo_s})
         # Without captured graphs a bucket would only add padding.
         system = laps(instance.step_model, replace(config, graphs="cheapest" if instance.captured else "none"))
     elif name == "on-time":
-        on_time_config = given_to(OnTimeConfig(slo_s=slo_s, max_num_seqs=max_num_seqs), dict(options))
+        on_time_config = with_knobs(OnTimeConfig(slo_s=slo_s, max_num_seqs=max_num_seqs), dict(options))
         system = on_time(instance.step_model, on_time_config, graphs="none")
     else:
         defaults = scaled(ReserveConfig, length_scale=1.0, time_scale=time_scale)
-        reserve_config = made(ReserveConfig, {**defaults, "slo_s": slo_s, "max_num_seqs": max_num_seqs})
+        reserve_config = build(ReserveConfig, {**defaults, "slo_s": slo_s, "max_num_seqs": max_num_seqs})
         try:
             share_for(reserve_config, instance.step_model)
         except UserError:

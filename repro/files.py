@@ -184,7 +184,7 @@ def read_yaml(path: Path, name: str = "file") -> Any:
             return super().construct_mapping(node, deep)
 
     Strict.add_constructor("tag:yaml.org,2002:float", Strict.construct_yaml_float)
-    return yaml.load(read_text(name, path, most=_MOST_YAML_BYTES), Loader=Strict)
+    return yaml.load(read_text(name, path, max_bytes=_MOST_YAML_BYTES), Loader=Strict)
 
 
 def unreadable_yaml() -> tuple[type[Exception], ...]:

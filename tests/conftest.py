@@ -145,7 +145,7 @@ def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def draw_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the user's cache has, and leave nothing there."""
-    monkeypatch.setattr("paper_figures.common.figure.kept_or_made", lambda kind, inputs, make: make())
+    monkeypatch.setattr("paper_figures.common.figure.cached_result", lambda kind, inputs, make: make())
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
 from engines.data import json_object
-from engines.knobs import Checked, Fixed, Range, Tokens, check_given
+from engines.knobs import Checked, Fixed, Range, Tokens, check_requested
 from engines.laps.batching import TemporalConfig, WaitConfig
 from engines.laps.latency import StepModel
 from engines.laps.ours import ReserveConfig
@@ -47,7 +47,7 @@ class AdmissionConfig(Checked):
     def parse(text: str, *, policy: str) -> "AdmissionConfig":
         """Parse settings from a JSON object."""
         settings = json_object("policy_settings", text, example='{"boundary": 256}')
-        check_given(settings, AdmissionConfig, who="policy_settings")
+        check_requested(settings, AdmissionConfig, owner="policy_settings")
         return AdmissionConfig(policy=policy, **settings)  # type: ignore[arg-type]
 
     @property

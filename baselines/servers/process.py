@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from engines.errors import RunError
-from engines.machine import settled
+from engines.machine import our_variables
 
 # -- pages ------------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class Address:
 class _Process:
     def __init__(self, command: Command, folder: Path) -> None:
         self.name, self.log = command.name, folder / f"{command.name}.log"
-        removed = {*_OURS, *settled(os.environ)}
+        removed = {*_OURS, *our_variables(os.environ)}
         inherited = {name: value for name, value in os.environ.items() if name not in removed}
         with self.log.open("wb") as log:
             self.warden = subprocess.Popen(

@@ -18,7 +18,7 @@ from engines.blockdiffusion.sequence import (
     Denoised,
     Outcome,
 )
-from engines.data import asked
+from engines.data import ask
 from engines.errors import require
 from engines.runtime.rows import Ints
 
@@ -86,7 +86,7 @@ class BlockEngine:
             groups.setdefault(sequence.request.rule, []).append(i)
         wanted = np.zeros(blocks.holes.shape, dtype=bool)
         for rule, indices in groups.items():
-            wanted[indices] = asked(rule.wanted, blocks.of(indices))
+            wanted[indices] = ask(rule.wanted, blocks.of(indices))
         outcome = self.executor.run(plan, _denoised(denoising, blocks, wanted))
         was_done = self.scheduler.were_done(denoising)
         if outcome.likeliest is not None:
@@ -94,7 +94,7 @@ class BlockEngine:
         take, is_done = np.zeros_like(wanted), np.zeros(len(denoising), dtype=bool)
         for rule, indices in groups.items():
             predicted = outcome.tokens[indices], outcome.confidence[indices]
-            take[indices], is_done[indices] = asked(rule.decide, blocks.of(indices), *predicted)
+            take[indices], is_done[indices] = ask(rule.decide, blocks.of(indices), *predicted)
         take, is_done = self.scheduler.settled(denoising, take, is_done)
         committed, prefilled = self._caught_up(plan, sequences, outcome)
         finished = self._decided(denoising, outcome, take, is_done, was_done)

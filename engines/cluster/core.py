@@ -30,9 +30,9 @@ from engines.cluster.record import (
     times_of,
 )
 from engines.cluster.sessions import Session, SessionColumns
-from engines.compiled import CompilerError, Library, loaded
+from engines.compiled import CompilerError, Library, load_library
 from engines.cost.kernels import Composed
-from engines.machine import held
+from engines.machine import delay_signals
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
 from engines.policies.routing import FewestSessions, KvCost, LeastKvMemory, RoundRobin
 from engines.policies.views import Batching, Chunk, Rule, rule_of
@@ -95,7 +95,7 @@ class _Totals(Structure):
 def _found(library: Library, is_long: bool) -> CDLL | None:
     """The compiled library; None if it cannot be compiled, or a short run would wait for it. Cached: a grid has thousands of runs."""
     try:
-        return loaded(library) if is_long or library.kept(library.command()).is_file() else None
+        return load_library(library) if is_long or library.cached_path(library.command()).is_file() else None
     except CompilerError:
         return None
 
@@ -318,7 +318,7 @@ class Made:
     def ended(self) -> _Totals:
         totals, has_more = _Totals(), 1
         while has_more > 0:
-            with held():  # an exception that Ctrl-C raises while Python answers the core would be lost
+            with delay_signals():  # an exception that Ctrl-C raises while Python answers the core would be lost
                 has_more = self.library.go_on(self.run, c_int64(_EVENTS), byref(totals))
         self.is_given_up = has_more < 0
         return totals

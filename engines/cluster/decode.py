@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple, Unpack
 from engines.cluster.record import Stay, TokenLog, WorkerRow
 from engines.cluster.worker import WINDOW_S, Hub, Live, Parts, TokenRun, TokenWindow, Worker, WorkerKv
 from engines.cost.roofline import DecodeLine
-from engines.data import asked
+from engines.data import ask
 from engines.policies.views import IDLE, Load, NextStep, PrefillTask, Share, Situation
 
 
@@ -293,7 +293,7 @@ class DecodeWorker(Worker):
         unseen, self._unseen = self._unseen, []
         for task in unseen:
             self.expected_tokens -= task.tokens
-            asked(self.queue.push, task)
+            ask(self.queue.push, task)
             self._recount(task)
 
     def _situation(self, start_s: float) -> Situation:

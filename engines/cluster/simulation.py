@@ -30,7 +30,7 @@ from engines.cluster.record import (
 )
 from engines.cluster.sessions import Arrivals, Clients, ClosedLoop, EventLoop, OpenArrivals, OpenLoop, Session
 from engines.cluster.worker import CachingPrefillWorker, Home, Live, Parts, PrefillWorker
-from engines.data import asked
+from engines.data import ask
 from engines.errors import RunError, UserError, require
 from engines.policies.batching import Owed, checked_decision
 from engines.policies.routing import Binder, Estimator, PromptBinder, Router
@@ -211,7 +211,7 @@ class DecodeSimulation(Simulation):
         if isinstance(self._binder, PromptBinder):
             worker_id = self._binder.bind_prompt(live.order, session.rounds[0].prefill_tokens, self._homes)
         else:
-            worker_id = asked(self._binder.bind, self._homes, self.loop.now)
+            worker_id = ask(self._binder.bind, self._homes, self.loop.now)
         home = self._home_of.get(worker_id)
         if home is None:
             raise RunError(
@@ -252,7 +252,7 @@ class DecodeSimulation(Simulation):
         now, home = self.loop.now, live.home
         task = self._owe(live.session.session_id, live.order, live.round_index, kind, history, tokens)
         decision = checked_decision(
-            asked(self._router.route, task, home, self._prefills, now), self._router, home.worker_id, self._prefill_of
+            ask(self._router.route, task, home, self._prefills, now), self._router, home.worker_id, self._prefill_of
         )
         worker = home if decision.is_local else self._prefill_of[decision.worker_id]
         home.coming_tokens += 0 if decision.is_local else history + tokens

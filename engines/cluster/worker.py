@@ -19,7 +19,7 @@ from typing import ClassVar, NamedTuple, NotRequired, Protocol, TypedDict, Unpac
 from engines.cluster.hardware import StepCost
 from engines.cluster.record import TokenLog, WorkerRow
 from engines.cluster.sessions import EventLoop, Session
-from engines.data import asked
+from engines.data import ask
 from engines.policies.batching import ONE_BY_ONE, Owed
 from engines.policies.views import (
     Batching,
@@ -393,7 +393,7 @@ class Worker:
     # ---- what the host tells it ---------------------------------------------------------------------
 
     def enqueue(self, task: PrefillTask) -> None:
-        asked(self.queue.push, task)
+        ask(self.queue.push, task)
         self._recount(task)
         self.poke()
 
@@ -441,7 +441,7 @@ class Worker:
 
     def _planned(self, start_s: float) -> NextStep:
         """The policy's plan for a step that can start at ``start_s``."""
-        plan = asked(self._batching.next_step, self._situation(start_s), start_s)
+        plan = ask(self._batching.next_step, self._situation(start_s), start_s)
         self._host.owed.check(plan, self._batching)
         return plan
 

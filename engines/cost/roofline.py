@@ -19,7 +19,7 @@ from math import fsum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
-from engines.data import load_named, read_text, where_of
+from engines.data import import_path_of, load_named, read_text
 from engines.errors import UserError, require
 from engines.knobs import Checked, Proportion, Range
 from engines.models.shape import ModelShape
@@ -77,7 +77,7 @@ def gpu(name: str | Gpu) -> Gpu:
     for card in GPUS:
         if card.name == name.lower():
             return card
-    named = load_named("gpu", where_of("gpu", name, [card.name for card in GPUS]))
+    named = load_named("gpu", import_path_of("gpu", name, [card.name for card in GPUS]))
     require(isinstance(named, Gpu), f"gpu={name!r} is no engines.cost.roofline.Gpu: name one")
     result: Gpu = named
     return result

@@ -13,7 +13,7 @@ from random import Random
 from statistics import NormalDist
 from typing import Annotated, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
-from engines.data import asked
+from engines.data import ask
 from engines.errors import RunError, UserError, require
 from engines.knobs import SOMETHING, Checked, Except, Fixed, Names, Needs, Only, Proportion, Range, Seed, Tokens
 
@@ -119,7 +119,7 @@ def check_rule(rule: RefreshRule, num_steps: int) -> None:
         return
     has_cache, copy = False, deepcopy(rule)  # the rule may count its calls
     for step in range(num_steps):
-        phase = asked(copy.phase, step)
+        phase = ask(copy.phase, step)
         if (fault := _fault(rule, phase, has_cache=has_cache, at=f" in step {step} of a block,")) is not None:
             raise UserError(f"refresh rule {name} {fault}")
         has_cache = has_cache or phase is Phase.BUILD

@@ -12,7 +12,7 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
-from engines.data import asked
+from engines.data import ask
 from engines.dllm.config import Phase, is_constant, sees
 from engines.dllm.plan import (
     Chosen,
@@ -184,7 +184,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         self._has_come = True
         self.executor.validate(request)
-        asked(self.scheduler.submit, request)
+        ask(self.scheduler.submit, request)
         self._ledger.submit(request)
 
     def cancel(self, request_id: int) -> None:
@@ -226,7 +226,7 @@ class Engine:
         started = perf_counter()
         if now_s is not None:
             self.scheduler.now_s = now_s
-        plan = asked(self.scheduler.schedule)
+        plan = ask(self.scheduler.schedule)
         if plan is None:
             return None
         self._ledger.begin(plan)
@@ -328,7 +328,7 @@ class Engine:
             self.ahead = None
 
     def _complete(self, plan: StepPlan, outcome: StepOutcome) -> StepChanges:
-        changes: StepChanges = asked(self.scheduler.complete, plan, outcome.committed, outcome.stops, **told(outcome))
+        changes: StepChanges = ask(self.scheduler.complete, plan, outcome.committed, outcome.stops, **told(outcome))
         self._ledger.end(plan, outcome, changes)
         if changes.first_block:
             # We stamp a request's times at the end of this step, which the device may not have reached.

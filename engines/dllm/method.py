@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from engines.cost.roofline import StepPrice
-from engines.data import asked, load_named
+from engines.data import ask, load_named
 from engines.dllm.config import (
     Cut,
     DecodeConfig,
@@ -32,7 +32,7 @@ from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.dllm.simulated import RooflineExecutor
 from engines.errors import UserError, require
-from engines.knobs import given_to, knobs_of
+from engines.knobs import knobs_of, with_knobs
 from engines.models.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class NoOptions:
 
 def rule_class(named: str) -> type:
     """Load a user's refresh rule, a dataclass whose fields have defaults. Raises UserError for any other."""
-    rule_type = load_named("refresh rule", named, having=("phase", "caches", "window"))
+    rule_type = load_named("refresh rule", named, attributes=("phase", "caches", "window"))
     if not (isinstance(rule_type, type) and is_dataclass(rule_type)):
         raise UserError(f"refresh_rule={named!r} is no dataclass: make it one, whose fields are its knobs")
     bare = [knob.name for knob in fields(rule_type) if knob.default is MISSING and knob.default_factory is MISSING]
@@ -145,13 +145,13 @@ class Method(ABC):
                 f"{name}={value!r} has no effect with system={self.name!r} on a {family} model: leave it out",
             )
         own_options = {name: value for name, value in options.items() if name in knobs}
-        sampler = self._sampler(family, given_to(self.own(), own_options, family=family), options)
+        sampler = self._sampler(family, with_knobs(self.own(), own_options, family=family), options)
         if (named := options.get("refresh_rule")) is None:
             return sampler.checked()
         require(
             "refresh_delay" not in options, f"refresh_delay has no effect with refresh_rule={named!r}: leave it out"
         )
-        rule = given_to(asked(rule_class(named)), {name: value for name, value in options.items() if name in plugged})
+        rule = with_knobs(ask(rule_class(named)), {name: value for name, value in options.items() if name in plugged})
         tells = "confidences" in getattr(rule, "needs", ())
         decode = replace(sampler.decode, tells_confidences=tells)
         return replace(sampler, rule=rule, decode=decode).checked()

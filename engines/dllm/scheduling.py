@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from engines.data import load_named, where_of
+from engines.data import import_path_of, load_named
 from engines.dllm.config import EngineConfig, GenerationConfig, Learned, RefreshRule, check_settling, sees
 from engines.dllm.plan import PlanItem, Request, StepChanges, StepPlan
 from engines.dllm.sequence import Coming, Sequence, Tokens, is_open_ended
@@ -455,7 +455,7 @@ def scheduler_of(name: str) -> type[Scheduler]:
     """Return one of ``SCHEDULERS``, or a subclass of ``Scheduler``, given as ``module:NAME`` or by the name in an installed package."""
     if name in SCHEDULERS:
         return SCHEDULERS[name]
-    scheduler_class = load_named("scheduler", where_of("scheduler", name, SCHEDULERS))
+    scheduler_class = load_named("scheduler", import_path_of("scheduler", name, SCHEDULERS))
     if not (isinstance(scheduler_class, type) and issubclass(scheduler_class, Scheduler)):
         raise UserError(f"scheduler={name!r} is no subclass of engines.dllm.scheduling.Scheduler: name one")
     return scheduler_class

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engines.compiled import Library, Pointer, loaded
+from engines.compiled import Library, Pointer, load_library
 from engines.models.layers import rotate_halves
 from engines.runtime.device import store_by_index
 
@@ -48,7 +48,7 @@ LIBRARY = Library(
 
 @lru_cache(maxsize=64)
 def _kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
-    function = loaded(LIBRARY)[f"{name}_{DTYPES[dtype]}"]
+    function = load_library(LIBRARY)[f"{name}_{DTYPES[dtype]}"]
     function.argtypes, function.restype = _ARGUMENTS[name], None
     return function
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from engines.compiled import CompilerError, loaded
+from engines.compiled import CompilerError, load_library
 from engines.kernels import available, host
 from engines.kernels.confidence import (
     Partial,
@@ -160,7 +160,7 @@ def host_fault(dtype: torch.dtype) -> str | None:
     if dtype not in host.DTYPES:
         return f"they are not made for {dtype}"
     try:
-        loaded(host.LIBRARY)
+        load_library(host.LIBRARY)
     except CompilerError as error:
         return str(error)
     examples = Examples(torch.device("cpu"), dtype)

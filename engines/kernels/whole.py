@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.compiled import CompilerError, Library, Pointer, loaded
+from engines.compiled import CompilerError, Library, Pointer, load_library
 from engines.kernels import host
 from engines.models.decoder import DecoderLayer, DecoderModel
 from engines.models.product import Packed, Quantized
@@ -87,7 +87,7 @@ def _tensors(layer: DecoderLayer) -> tuple[Tensor | None, ...]:
 @cache
 def _kernel(dtype: torch.dtype, is_quantized: bool) -> Any:
     try:
-        function = loaded(LIBRARY)[f"decode_layers_{host.DTYPES[dtype]}{'_int8' if is_quantized else ''}"]
+        function = load_library(LIBRARY)[f"decode_layers_{host.DTYPES[dtype]}{'_int8' if is_quantized else ''}"]
     except CompilerError:
         return None
     tensors: list[Any] = [Pointer] * 8

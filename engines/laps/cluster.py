@@ -21,7 +21,7 @@ from engines.cluster.simulation import DecodeSimulation, Simulation, StopRule
 from engines.cluster.worker import Host, Live, Parts, PrefillWorker, Worker
 from engines.cost.kernels import Composed, kernels_of
 from engines.cost.roofline import DecodeLine, Gpu, Roofline, StepPrice, StepWork
-from engines.data import asked
+from engines.data import ask
 from engines.errors import RunError, UserError, require
 from engines.knobs import Checked, Count, Fixed, Proportion, Range, Seconds, Tokens
 from engines.laps import core
@@ -589,7 +589,7 @@ class _PrefillSimulation(Simulation):
         if self._work_s is not None:
             task.estimate_s = self._work_s(history, tokens)
         pool = self._cluster.class_of(tokens)
-        asked(self._pool_queues[pool].push, task)
+        ask(self._pool_queues[pool].push, task)
         for instance in self.instances:
             if instance.pool == pool and not instance.is_busy:
                 instance.poke()
@@ -597,7 +597,7 @@ class _PrefillSimulation(Simulation):
                     break
 
     def _send(self, task: PrefillTask) -> None:
-        index = asked(self._router.pick, task, self.instances, self.loop.now)
+        index = ask(self._router.pick, task, self.instances, self.loop.now)
         if not isinstance(index, int) or not 0 <= index < len(self.instances):
             raise RunError(
                 f"router {type(self._router).__name__} picks instance {index!r} of 0 to {len(self.instances) - 1}"

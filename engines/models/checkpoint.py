@@ -85,7 +85,7 @@ def is_base(model: str) -> bool:
 def read_text(path: Path) -> str:
     """A text file of a checkpoint, which must exist."""
     try:
-        return data.read_text("file", path, most=_MOST_TEXT_BYTES)
+        return data.read_text("file", path, max_bytes=_MOST_TEXT_BYTES)
     except UserError as error:
         raise UserError(f"{error}, or restore the file") from error
 

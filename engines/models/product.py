@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.compiled import CompilerError, Library, Pointer, loaded
+from engines.compiled import CompilerError, Library, Pointer, load_library
 from engines.runtime.rows import MIN_ROWS
 
 ROWS = (8, 16, 32, 64, 128, 256)
@@ -244,7 +244,7 @@ def packed_fault(dtype: torch.dtype) -> str | None:
 
 @cache
 def _library() -> CDLL:
-    library = loaded(LIBRARY)
+    library = load_library(LIBRARY)
     library.has_tiles.restype, library.panel.restype = c_bool, c_long
     tensors: list[Any] = [Pointer] * 5
     for dtype in ("float32", "bfloat16", "panels_bfloat16", "tiles_bfloat16"):

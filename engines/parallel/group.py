@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engines.errors import UserError
-from engines.machine import held
+from engines.machine import delay_signals
 from engines.models.config import span
 from engines.models.loader import check_device
 
@@ -234,7 +234,7 @@ class _Followers:
             process = context.Process(
                 target=_run, args=(rank, size, device, port, sender, entry, args), name=f"rank-{rank}", daemon=True
             )
-            with held():
+            with delay_signals():
                 process.start()
                 self._processes.append(process)
             # Only the child holds this end now: it is closed when the child ends, however it does.

@@ -11,9 +11,9 @@ from dataclasses import dataclass, is_dataclass
 from functools import cached_property
 from typing import Any
 
-from engines.data import asked, load_named
+from engines.data import ask, load_named
 from engines.errors import UserError, require
-from engines.knobs import Knob, given_to, usual_knobs_of
+from engines.knobs import Knob, free_knobs, with_knobs
 from engines.policies.views import OpenQueue, PrefillQueue
 
 _NUMBERS = ("no", "one", "two", "three", "four")
@@ -32,7 +32,7 @@ class Kind:
     """The base class that the policy must have besides."""
 
     @property
-    def needed(self) -> str:
+    def needs(self) -> str:
         required = f"an object with {self.method}({', '.join(self.arguments)})"
         if self.of is not object:
             required = f"an engines.policies.views.{self.of.__name__}"
@@ -67,82 +67,84 @@ class Plugin:
     """Knobs of the run, including its own."""
 
     @cached_property
-    def named(self) -> Any:
+    def target(self) -> Any:
         return load_named(self.kind.name, self.where)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "named"}
+        return {name: value for name, value in vars(self).items() if name != "target"}
 
     @property
     def knobs(self) -> Mapping[str, Knob]:
-        return own_knobs(self.named)
+        return knobs_of_policy(self.target)
 
-    def made(self, **offered: Any) -> Any:
+    def make(self, **offered: Any) -> Any:
         """Make the policy for a run. If it raises, a RunError names the policy."""
-        return self._told(asked(self.named, **self._taken(offered)))
+        return self._with_knobs(ask(self.target, **self._arguments(offered)))
 
-    def checked(self, **offered: Any) -> Any:
+    def make_checked(self, **offered: Any) -> Any:
         """Make a policy to look at. Raises UserError if it is not of its kind."""
         kind, source = self.kind, self.where
-        require(callable(self.named), f"{kind.name}={source!r} cannot be called: {kind.needed}")
+        require(callable(self.target), f"{kind.name}={source!r} cannot be called: {kind.needs}")
         try:
-            policy = self._told(self.named(**self._taken(offered)))
+            policy = self._with_knobs(self.target(**self._arguments(offered)))
         except (UserError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
             message = " ".join(str(error).split())
             raise UserError(
-                f"{kind.name}={source!r} fails when called ({type(error).__name__}: {message}): {kind.needed}"
+                f"{kind.name}={source!r} fails when called ({type(error).__name__}: {message}): {kind.needs}"
             ) from error
         num = len(kind.arguments)
         require(
             _takes(getattr(policy, kind.method, None), num),
             f"{kind.name}={source!r} makes {type(policy).__name__}, which has no {kind.method}() of {_NUMBERS[num]} "
-            f"argument{'s' if num > 1 else ''}: {kind.needed}",
+            f"argument{'s' if num > 1 else ''}: {kind.needs}",
         )
-        require(isinstance(policy, kind.of), f"{kind.name}={source!r} makes {type(policy).__name__}: {kind.needed}")
+        require(isinstance(policy, kind.of), f"{kind.name}={source!r} makes {type(policy).__name__}: {kind.needs}")
         return policy
 
     @property
-    def _heeded(self) -> dict[str, Any]:
+    def _own_values(self) -> dict[str, Any]:
         return {name: value for name, value in self.given if name in self.knobs}
 
-    def _taken(self, offered: Mapping[str, Any]) -> dict[str, Any]:
+    def _arguments(self, offered: Mapping[str, Any]) -> dict[str, Any]:
         # Copies, because other systems' runs, and the verdict on its own, depend on the shared objects.
-        arguments = {name: deepcopy(offered[name]) for name in taken(self.named, *offered)}
-        settings = settings_of(self.named)
-        if settings is not None and settings is not self.named:
-            arguments["own"] = given_to(settings(), self._heeded)
+        arguments = {name: deepcopy(offered[name]) for name in accepted_arguments(self.target, *offered)}
+        settings = settings_of(self.target)
+        if settings is not None and settings is not self.target:
+            arguments["own"] = with_knobs(settings(), self._own_values)
         return arguments
 
-    def _told(self, found: Any) -> Any:
-        return given_to(found, self._heeded) if settings_of(self.named) is self.named else found
+    def _with_knobs(self, policy: Any) -> Any:
+        return with_knobs(policy, self._own_values) if settings_of(self.target) is self.target else policy
 
 
-def named_in(given: Mapping[str, Any], kinds: Iterable[Kind]) -> dict[str, Plugin]:
+def plugins_in(requested: Mapping[str, Any], kinds: Iterable[Kind]) -> dict[str, Plugin]:
     """The plugins that the given knobs name, by kind."""
-    knobs = tuple(given.items())
+    knobs = tuple(requested.items())
     return {
-        kind.name: Plugin(kind=kind, where=str(given[kind.name]), given=knobs)
+        kind.name: Plugin(kind=kind, where=str(requested[kind.name]), given=knobs)
         for kind in kinds
-        if given.get(kind.name) is not None
+        if requested.get(kind.name) is not None
     }
 
 
-def check_beside(own: Mapping[str, Plugin], replaced: Mapping[str, Iterable[str]], given: Mapping[str, Any]) -> None:
+def check_replaced(
+    plugins: Mapping[str, Plugin], replaced: Mapping[str, Iterable[str]], requested: Mapping[str, Any]
+) -> None:
     """Raises UserError for knobs of the policies that a user's own replace, by kind, unless a user's own policy has that knob."""
     for kind, names in replaced.items():
-        for name in names if kind in own else ():
+        for name in names if kind in plugins else ():
             require(
-                name not in given or name in own[kind].knobs,
-                f"{name}={given.get(name)!r} has no effect with {kind}={own[kind].where!r}: keep one",
+                name not in requested or name in plugins[kind].knobs,
+                f"{name}={requested.get(name)!r} has no effect with {kind}={plugins[kind].where!r}: keep one",
             )
 
 
-def own_knobs(policy: Any) -> Mapping[str, Knob]:
+def knobs_of_policy(policy: Any) -> Mapping[str, Knob]:
     """The knobs of a policy's class; none for a function, or a class without fields."""
     settings = settings_of(policy)
-    return {} if settings is None else usual_knobs_of(settings)
+    return {} if settings is None else free_knobs(settings)
 
 
 def settings_of(policy: Any) -> Any:
@@ -153,7 +155,7 @@ def settings_of(policy: Any) -> Any:
     return None
 
 
-def taken(make: Any, *names: str) -> list[str]:
+def accepted_arguments(make: Any, *names: str) -> list[str]:
     """The ``names`` that ``make`` takes as arguments and that are not bound yet."""
     if not callable(make):
         return []

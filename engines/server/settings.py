@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from engines.data import installed
 from engines.errors import UserError, require
-from engines.knobs import Checked, Count, Knob, Memory, Needs, Only, Proportion, Range, Tokens, given_to, usual_knobs_of
+from engines.knobs import Checked, Count, Knob, Memory, Needs, Only, Proportion, Range, Tokens, free_knobs, with_knobs
 from engines.laps.ours import OnTimeConfig
 from engines.policies.own import BATCHER, Kind, Plugin
 
@@ -90,7 +90,7 @@ def user_batcher(name: str, knobs: tuple[tuple[str, Any], ...] = ()) -> Plugin |
 def scheduler_knobs(name: str, knobs: tuple[tuple[str, Any], ...] = ()) -> Mapping[str, Knob]:
     """Return the scheduler's own knobs, beside the settings of all schedulers."""
     if name == "on-time":
-        return usual_knobs_of(OnTimeConfig)
+        return free_knobs(OnTimeConfig)
     batcher = user_batcher(name, knobs)
     return {} if batcher is None else batcher.knobs
 
@@ -137,6 +137,6 @@ class ArSettings(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (batcher := user_batcher(self.scheduler, self.own)) is not None:
-            batcher.checked(max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs)
+            batcher.make_checked(max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs)
         elif self.scheduler == "on-time":
-            given_to(OnTimeConfig(), dict(self.own))
+            with_knobs(OnTimeConfig(), dict(self.own))

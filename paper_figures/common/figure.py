@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import TypeVar
 
-from engines.cache import kept_or_made
+from engines.cache import cached_result
 from engines.errors import UserError
 from paper_figures.common import style
 from paper_figures.common.caption import basis_of, invalid_notes, missing_note, origin_of, repeats_line
@@ -239,7 +239,7 @@ def _pictures(panels: Sequence[Panel], picture: Picture, title: str, text: str) 
     else:
         code = (path.read_bytes() for path in sorted(_HOME.rglob("*")) if path.suffix in (".py", ".mplstyle"))
         versions = (f"{name} {version(name)}".encode() for name in ("matplotlib", "fonttools", "numpy", "pillow"))
-        content = kept_or_made("pictures", (*inputs, *versions, *code), drawn)
+        content = cached_result("pictures", (*inputs, *versions, *code), drawn)
     end = 8 + int.from_bytes(content[:8], "little")
     return content[8:end], content[end:]
 

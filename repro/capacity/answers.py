@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from engines.errors import RunError
-from engines.machine import held, usable_cores
+from engines.machine import delay_signals, usable_cores
 from repro.capacity.objectives import LOAD, Sample, Verdict, is_lost, verdict_of
 from repro.capacity.question import Question, Sizes
 from repro.capacity.sites import LASTING, Plan, Site
@@ -447,7 +447,7 @@ class Search:
         else:
             try:
                 with worker_processes(workers) as pool:
-                    with held():  # the first submissions start the processes
+                    with delay_signals():  # the first submissions start the processes
                         futures = [pool.submit(self._answers_of, *pair) for pair in zip(sites, sizes, strict=True)]
                     for future in futures:
                         site_answers = future.result()

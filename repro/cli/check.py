@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engines.errors import UserError, require
-from engines.knobs import given_to
+from engines.knobs import with_knobs
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some
 from repro.cli.output import count_text, print_json, print_table, progress_bar, say
@@ -213,7 +213,7 @@ def train_tiny(
     from repro.training.loop import train_tiny as train
 
     config = TrainConfig() if not task else TrainConfig(tasks=tuple(task))
-    print_json(train(given_to(config, knobs), out))
+    print_json(train(with_knobs(config, knobs), out))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import typer
 
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError, require
-from engines.knobs import given_to
+from engines.knobs import with_knobs
 from engines.models.checkpoint import is_base
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some, answer_knobs
@@ -121,7 +121,7 @@ def generate(
     options = GenerateOptions(
         system=system,
         model=model,
-        generation=given_to(GenerationConfig(seed=seed), settings),
+        generation=with_knobs(GenerationConfig(seed=seed), settings),
         knobs={name: value for name, value in settings.items() if name not in {*EVERYONES, "tie_policy"}},
         tie_policy=settings.get("tie_policy"),
         **loaded,

@@ -77,7 +77,7 @@ def entries_of(system: str) -> list[KnobEntry]:
     for kind in settings_of(system):
         helps, conditions = helps_of(kind), conditions_of(kind)
         for name, knob in knobs_of(kind).items():
-            only = "; ".join(condition.said for knob_name, condition in conditions if knob_name == name)
+            only = "; ".join(condition.in_words for knob_name, condition in conditions if knob_name == name)
             entries.setdefault(name, KnobEntry(name, knob.takes, _default_text(knob), only, helps.get(name, "")))
     return [*entries.values()]
 

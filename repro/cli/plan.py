@@ -16,7 +16,7 @@ from engines.cost.roofline import Gpu
 from engines.dllm.config import EngineConfig, GenerationConfig, LogitRows, SparsityConfig
 from engines.dllm.memory import MemoryPlan, concurrency, divide_memory, logit_rows_at_once
 from engines.errors import UserError, require
-from engines.knobs import Checked, Memory, Needs, Range, given_to, knobs_of
+from engines.knobs import Checked, Memory, Needs, Range, knobs_of, with_knobs
 from engines.models.shape import DIFFUSION, LLADA_8B, ModelShape
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some, platform_defaults
@@ -72,8 +72,8 @@ def _case(platform: Platform, memory_limit: int | None, knobs: Mapping[str, Any]
     """Return the case's name, its memory in bytes, and its engine settings."""
     part = platform.part(DllmPart)
     memory = memory_limit or part.memory_bytes
-    config = replace(part.engine, sparsity=given_to(SparsityConfig(), knobs))
-    return f"{platform.name} {memory / 1e9:g} GB", memory, given_to(config, knobs)
+    config = replace(part.engine, sparsity=with_knobs(SparsityConfig(), knobs))
+    return f"{platform.name} {memory / 1e9:g} GB", memory, with_knobs(config, knobs)
 
 
 @dataclass(frozen=True, kw_only=True)

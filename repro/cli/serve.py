@@ -12,7 +12,7 @@ import typer
 
 from engines.dllm.config import EngineConfig
 from engines.errors import require
-from engines.knobs import check_given, given_to, knobs_of
+from engines.knobs import check_requested, knobs_of, with_knobs
 from engines.server.settings import SCHEDULERS, SYSTEM, ArSettings, ServerSettings, scheduler_knobs
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some, answer_knobs, model_knobs, platform_defaults
@@ -124,13 +124,13 @@ def _served_model(
         platform = options.platform or "cpu-tiny"
         return DllmModel.of(system=options.chosen_system, platform=platform, knobs=opt.with_steps(knobs), name=name)
     names = scheduler_knobs(str(knobs.get("scheduler", SCHEDULERS[0])), tuple(knobs.items()))
-    check_given(opt.given_options(platform=options.platform, **knobs), ArSettings, names, who=f"system={SYSTEM!r}")
+    check_requested(opt.given_options(platform=options.platform, **knobs), ArSettings, names, owner=f"system={SYSTEM!r}")
     require(
         options.model is not None,
         f"model is missing with system={SYSTEM!r}: give a Qwen2, Qwen3, Llama or Mistral checkpoint, or tiny-qwen2",
     )
     scheduling = tuple((name, value) for name, value in knobs.items() if name in names)
-    return ArModel.of(given_to(ArSettings(model=str(options.model), own=scheduling), knobs), name)
+    return ArModel.of(with_knobs(ArSettings(model=str(options.model), own=scheduling), knobs), name)
 
 
 def install(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from engines.cost.roofline import Gpu, gpu
-from engines.data import load_named, where_of
+from engines.data import import_path_of, load_named
 from engines.errors import UserError, require
 from engines.knobs import Checked, Count, Memory, Range, Tokens, check_value, knobs_of
 from repro.files import read_yaml, size_of
@@ -325,7 +325,7 @@ def platform(name: str) -> Platform:
         return from_file
     entry = PLATFORMS.get(name)
     require(isinstance(entry, Platform), f"platform={name!r} is no repro.families.platforms.Platform: name one")
-    return entry if name in PLATFORMS else replace(entry, name=where_of("platform", name))
+    return entry if name in PLATFORMS else replace(entry, name=import_path_of("platform", name))
 
 
 def card(name: str) -> Gpu:

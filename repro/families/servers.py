@@ -13,7 +13,7 @@ from baselines.servers.dynamo import Dynamo
 from baselines.servers.environment import ServerEnvironment, environments_of, known_servers, machine_device
 from baselines.servers.launch import SERVED_NAME, Launch, Sglang, Vllm
 from engines.errors import UserError, require
-from engines.knobs import check_given, knobs_of
+from engines.knobs import check_requested, knobs_of
 from repro.families.http.record import HTTP
 from repro.families.http.requests import HttpKnobs, HttpWorkload, resolve, workload_of
 from repro.families.http.system import EXECUTOR, HttpDeployment, attach
@@ -112,7 +112,7 @@ class ServerSystem:
 
     def prepare(self, cell: Cell) -> tuple[ServerDeployment | HttpDeployment, HttpWorkload]:
         launch_knobs, client_knobs, requested = knobs_of(self.launch), knobs_of(HttpKnobs), cell.requested
-        check_given(requested, HttpKnobs, self.launch, workload_knobs(requested), who=f"system={cell.system!r}")
+        check_requested(requested, HttpKnobs, self.launch, workload_knobs(requested), owner=f"system={cell.system!r}")
         if "url" in requested:
             for name in sorted(requested.keys() & (launch_knobs.keys() - client_knobs.keys())):
                 raise UserError(

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from engines.data import installed, load_module, load_named, where_of
+from engines.data import import_path_of, installed, load_module, load_named
 from engines.errors import UserError, require
-from engines.knobs import Checked, Range, given_to, knobs_of
+from engines.knobs import Checked, Range, knobs_of, with_knobs
 from repro.families.cost import CostKnobs
 from repro.families.dllm.settings import SIMULATED_READING, BaselineKnobs, ReadingName
 from repro.families.platforms import PLATFORMS, DllmPart, Platform
@@ -78,7 +78,7 @@ class View(Checked):
     @property
     def charged(self) -> CostKnobs:
         """The cost model that prices simulated steps."""
-        knobs = given_to(CostKnobs(), {name: value for name, value in self.knobs if name in knobs_of(CostKnobs)})
+        knobs = with_knobs(CostKnobs(), {name: value for name, value in self.knobs if name in knobs_of(CostKnobs)})
         return knobs.on(self.platform.gpu)
 
     @property
@@ -271,7 +271,7 @@ def paper(name: str) -> Paper:
     """Return one of ``PAPERS``, a paper of an installed package, or any other as ``module:NAME``."""
     if name in PAPERS:
         return PAPERS[name]
-    loaded: Paper = load_named("paper", where_of("paper", name, PAPERS))
+    loaded: Paper = load_named("paper", import_path_of("paper", name, PAPERS))
     require(isinstance(loaded, Paper), f"paper={name!r} is no repro.reports.figures.Paper: name one")
     return loaded
 

@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 
-from engines.cache import kept_or_made
+from engines.cache import cached_result
 from engines.data import installed
 from engines.errors import RunError, UserError, require
 from repro.runs.cell import Cell
@@ -122,7 +122,7 @@ def _folder_digest(name: str) -> str:
     sources = sorted(file for file in files if file.suffix in _SOURCES)
     contents = (part for file in sources for part in (file.name.encode(), file.read_bytes()))
     # Removing comments takes a hundred times as long as reading, so the digest is cached by the files' content.
-    return kept_or_made(
+    return cached_result(
         "code",
         (_COMMENT.pattern, _YAML_COMMENT.pattern, *contents),
         lambda: _digest(part for file in sources for part in (file.name.encode(), without_comments(file))).encode(),

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Protocol
 
 from engines.errors import UserError
 from engines.knobs import Range
-from engines.machine import held, usable_cores
+from engines.machine import delay_signals, usable_cores
 from repro.runs.code import why_unshareable
 from repro.runs.experiment import Experiment
 from repro.runs.provenance import GitState, Timing, collect, utc_now
@@ -231,7 +231,7 @@ class _Process:
         self._pool = pool
         self._packing = packing
         old_pids = {child.pid for child in multiprocessing.active_children()}
-        with held():  # the first task starts the process
+        with delay_signals():  # the first task starts the process
             self._begun = pool.submit(_do_nothing)
         self._children = [child for child in multiprocessing.active_children() if child.pid not in old_pids]
         self._pickled: dict[int, bytes] = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
 
-from engines.data import load_named, where_of
+from engines.data import import_path_of, load_named
 from engines.errors import UserError
 from engines.knobs import Checked
 from repro.runs.cell import Cell, Scalar
@@ -222,8 +222,8 @@ class Registry(Generic[T]):
         """Return the entry of a name. Raises UserError for an unknown or invalid name, or if the module lacks the attribute."""
         if not isinstance(name, str):
             raise UserError(f"{self.kind}={name!r} must be a name: use one of {', '.join(self)}, or module:NAME")
-        target = self._entries.get(name) or self._moved.get(name) or where_of(self.kind, name, self)
-        return cast(T, load_named(self.kind, target, having=self._having))
+        target = self._entries.get(name) or self._moved.get(name) or import_path_of(self.kind, name, self)
+        return cast(T, load_named(self.kind, target, attributes=self._having))
 
 
 class _Systems(Registry[System]):

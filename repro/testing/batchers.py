@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from engines.policies.own import taken
+from engines.policies.own import accepted_arguments
 from engines.policies.views import Batching, OpenQueue, PrefillQueue
 from repro.testing.prefills import (
     SLO,
@@ -68,11 +68,11 @@ class BatchingPolicy(PlugIn):
 
     @cached_property
     def takes_cap(self) -> bool:
-        return _SIZES[0] in taken(self.make, *_SIZES)
+        return _SIZES[0] in accepted_arguments(self.make, *_SIZES)
 
     @cached_property
     def takes_places(self) -> bool:
-        return _SIZES[1] in taken(self.make, *_SIZES)
+        return _SIZES[1] in accepted_arguments(self.make, *_SIZES)
 
     @cached_property
     def own_cap(self) -> int | None:

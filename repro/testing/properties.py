@@ -9,9 +9,9 @@ from functools import cached_property
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from engines.data import asked
+from engines.data import ask
 from engines.errors import RunError, UserError, require
-from engines.policies.own import settings_of, taken
+from engines.policies.own import accepted_arguments, settings_of
 
 T = TypeVar("T")
 Case = TypeVar("Case")
@@ -162,7 +162,7 @@ def made(make: Any, **offered: Any) -> Any:
         return deepcopy(make)
     if (settings := settings_of(make)) not in (None, make):
         offered["own"] = settings()
-    return asked(make, **{name: value for name, value in offered.items() if name in taken(make, *offered)})
+    return ask(make, **{name: value for name, value in offered.items() if name in accepted_arguments(make, *offered)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +233,7 @@ def bound_of(plug_in: Any, longest_wait: Bound | None) -> Bound:
 
 
 def unbounded(bound: Bound) -> str | None:
-    is_infinite = asked(bound, Ahead(1, 1.0, 1.0, 1.0)) == math.inf
+    is_infinite = ask(bound, Ahead(1, 1.0, 1.0, 1.0)) == math.inf
     return "its longest_wait is infinite: a request may wait for ever" if is_infinite else None
 
 
@@ -258,7 +258,7 @@ def check_waits(stays: Collection[Stay], *, step: float, bound: Bound, unit: str
         present = [other for other in present if other.ended > stay.came]
         present.append(stay)
         ahead = Ahead(len(present), sum(other.work for other in present), longest, step)
-        limit, took = asked(bound, ahead), stay.ended - stay.came
+        limit, took = ask(bound, ahead), stay.ended - stay.came
         if not took <= limit * (1 + 1e-9) + 1e-9:
             arrival = f"in step {stay.came:g}" if unit == "steps" else f"at {stay.came:.4g} {unit}"
             others = f"{ahead.requests - 1} other{'' if ahead.requests == 2 else 's'}"

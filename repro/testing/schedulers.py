@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from engines.cost.roofline import L40S, Calibration, Roofline
-from engines.data import asked
+from engines.data import ask
 from engines.dllm.config import (
     DelayedCache,
     EngineConfig,
@@ -83,7 +83,7 @@ class Run:
 def run(make: Any, case: Case, executor: Executor) -> Run:
     """Run steps until nothing is left. Raises RunError for a plan that breaks the rules (``engines.dllm.engine.Ledger``)."""
     pool = KvPool(case.kv_rows)
-    scheduler: Scheduler = asked(make, case.config, pool, case.rule, exact_steps=case.exact_steps)
+    scheduler: Scheduler = ask(make, case.config, pool, case.rule, exact_steps=case.exact_steps)
     done = Run(scheduler=scheduler)
     watched = _Watched(executor, case.fails)
     engine = Engine(scheduler, watched)
@@ -128,7 +128,7 @@ def _submitted(engine: Engine, request: Request) -> Request:
 
 def _cancel(engine: Engine, request_id: int, done: Run) -> None:
     try:
-        asked(engine.cancel, request_id)
+        ask(engine.cancel, request_id)
     except UserError:
         return  # of a static batch that runs
     done.gone.add(request_id)
@@ -239,7 +239,7 @@ class Scheduling:
     @cached_property
     def _one(self) -> Scheduler:
         try:
-            scheduler = asked(self.make, EngineConfig(), KvPool(1), DelayedCache(), exact_steps=False)
+            scheduler = ask(self.make, EngineConfig(), KvPool(1), DelayedCache(), exact_steps=False)
         except RunError as error:
             raise UserError(f"no scheduler is made of config, pool, rule and exact_steps: {error}") from error
         if not isinstance(scheduler, Scheduler):

@@ -14,7 +14,7 @@ import numpy as np
 from engines.cluster.sessions import Prefix, PrefixNames
 from engines.errors import UserError, require
 from engines.knobs import Checked, Knob, Range, knobs_of
-from engines.policies.own import Kind, Plugin, own_knobs
+from engines.policies.own import Kind, Plugin, knobs_of_policy
 from repro.files import file_cache
 from repro.workloads.card import Origin
 from repro.workloads.draws import ArrivalConfig, Floats, arrival_times, shuffled
@@ -69,7 +69,7 @@ class OwnWorkload:
         """The sessions of a seed. Raises UserError for anything that is no session, and for errors in the user's code."""
         label = f"workload={self.where!r}"
         try:
-            drawn = self.own.checked().sessions(seed)
+            drawn = self.own.make_checked().sessions(seed)
             require(hasattr(drawn, "__iter__"), f"{label} gives {type(drawn).__name__} for its sessions: yield each")
             sessions = tuple(islice(self._checked(drawn), MOST_ROWS + 1))
         except (UserError, KeyboardInterrupt, SystemExit):
@@ -210,7 +210,7 @@ def _own_plugin(requested: Mapping[str, Any]) -> Plugin | None:
     spec = place_of(str(requested.get("workload") or ""))
     if spec is None:
         return None
-    knobs = own_knobs(Plugin(kind=WORKLOAD, where=spec).named)
+    knobs = knobs_of_policy(Plugin(kind=WORKLOAD, where=spec).target)
     values = tuple((name, requested[name]) for name in knobs if requested.get(name) is not None)
     return Plugin(kind=WORKLOAD, where=spec, given=values)
 

@@ -17,7 +17,7 @@ from engines.cluster.hardware import Deployment
 from engines.cluster.record import ClusterRun
 from engines.cluster.sessions import OpenLoop, Session
 from engines.errors import UserError
-from engines.knobs import given_to
+from engines.knobs import with_knobs
 from engines.policies.routing import Dispatch, RemoteOnly
 from engines.policies.views import PrefillQueue, WorkerSnapshot
 
@@ -139,7 +139,7 @@ def test_a_session_stays_with_its_prefill_worker_and_reads_nothing():
 
 def test_what_a_knob_needs_is_asked_for():
     with refuses("affinity='cost'"):
-        given_to(DynamoConfig(), {"affinity": "cost"})
+        with_knobs(DynamoConfig(), {"affinity": "cost"})
     with pytest.raises(UserError, match="needs prefill_busy_threshold"):
         DynamoConfig(conditional="prefill_load")
 

@@ -12,12 +12,12 @@ from support.causal import executor, generate, prompt, run, small_model, start
 from support.tables import data_beside
 from torch import Tensor
 
-from engines.compiled import CompilerError, loaded
+from engines.compiled import CompilerError, load_library
 from engines.kernels import host, probe
 from engines.kernels.rowwise import rms_norm_reference, rotate_reference, swiglu_reference
 
 try:
-    loaded(host.LIBRARY)
+    load_library(host.LIBRARY)
 except CompilerError as error:
     pytest.skip(f"no kernels for this CPU: {error}", allow_module_level=True)
 
@@ -30,7 +30,7 @@ def afresh() -> Iterator[None]:
     """What was found out is forgotten, before and after."""
     for _ in range(2):
         probe.host_fault.cache_clear()
-        loaded.cache_clear()
+        load_library.cache_clear()
         host._kernel.cache_clear()
         if _ == 0:
             yield
@@ -38,7 +38,7 @@ def afresh() -> Iterator[None]:
 
 def compiler(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     """One that has made the kernels already: its own takes four seconds."""
-    made = host.LIBRARY.kept(host.LIBRARY.command())
+    made = host.LIBRARY.cached_path(host.LIBRARY.command())
     if not made.is_file():
         pytest.skip("the kernels of this machine cannot be kept")
     tool = folder / "c++"
@@ -306,19 +306,19 @@ def test_what_was_made_is_kept_and_made_again_where_it_is_broken(monkeypatch, af
     """A second compiler of the same name that can make nothing is not asked."""
     tool = compiler(monkeypatch, tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    kept = host.LIBRARY.kept(host.LIBRARY.command())
+    kept = host.LIBRARY.cached_path(host.LIBRARY.command())
     kept.parent.mkdir(parents=True, mode=0o700)
     kept.write_text("not a library")
-    loaded(host.LIBRARY)
+    load_library(host.LIBRARY)
     assert [each.name for each in kept.parent.iterdir()] == [kept.name]
     assert kept.read_bytes()[:4] == b"\x7fELF"
     tool.write_text("#!/bin/sh\nexit 1\n")
-    loaded.cache_clear()
-    assert loaded(host.LIBRARY) is not None
+    load_library.cache_clear()
+    assert load_library(host.LIBRARY) is not None
 
 
 def test_where_nothing_can_be_kept_it_is_made_for_the_process(monkeypatch, afresh, tmp_path):
     (tmp_path / "file").write_text("")
     compiler(monkeypatch, tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert loaded(host.LIBRARY) is not None
+    assert load_library(host.LIBRARY) is not None

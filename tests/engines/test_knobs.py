@@ -30,13 +30,13 @@ from engines.knobs import (
     Needs,
     Only,
     Range,
-    check_given,
+    build,
+    check_requested,
     check_value,
     conditions_of,
-    given_to,
     helps_of,
     knobs_of,
-    made,
+    with_knobs,
 )
 from engines.least_squares import dot, least_squares, reduced
 from repro.paths import REPO
@@ -93,69 +93,69 @@ def test_knobs_are_the_fields_that_are_not_fixed_of_settings_inside_too():
 
 
 def test_given_values_reach_the_settings_they_are_of_as_their_kind():
-    made = given_to(Engine(), {"rows": 3, "wait_s": 2, "kept": 1, "elsewhere": 7, "kind": None})
+    made = with_knobs(Engine(), {"rows": 3, "wait_s": 2, "kept": 1, "elsewhere": 7, "kind": None})
     assert made == Engine(rows=3, wait_s=2.0, cache=Cache(kept=1.0))
     assert (type(made.wait_s), type(made.cache.kept)) == (float, float)
-    assert given_to(Engine(), {"floor": 4}) == Engine()
+    assert with_knobs(Engine(), {"floor": 4}) == Engine()
 
 
 @pytest.mark.parametrize(("given", "beside", "sentence"), CASES["refused"])
 def test_what_a_field_may_not_be_or_has_no_effect_is_refused(given, beside, sentence):
     with pytest.raises(UserError) as refused:
-        given_to(Engine(), given, **beside)
+        with_knobs(Engine(), given, **beside)
     assert str(refused.value).startswith(sentence)
 
 
 @pytest.mark.parametrize(("given", "beside", "names"), CASES["dependent"])
 def test_a_refusal_names_the_field_and_the_other_that_it_depends_on(given, beside, names):
     with pytest.raises(UserError) as refused:
-        given_to(made(Served, {}), given, **beside)
+        with_knobs(build(Served, {}), given, **beside)
     assert all(name in str(refused.value) for name in names)
 
 
 def test_what_others_allow_is_taken():
     given = {"graphs": False, "device": "cuda", "pooling": "each", "router": "mine", "top_p": 0.5, "temperature": 1.0}
-    found = given_to(made(Served, {}), given, rate=None)
+    found = with_knobs(build(Served, {}), given, rate=None)
     assert (found.graphs, found.pooling, found.sampling.top_p) == (False, "each", 0.5)
     assert Sampling(top_p=1.0, temperature=0.0).top_p == 1.0, "a default needs nothing"
-    assert given_to(made(Served, {}), {"think_s": 0.0, "top_p": 1.0}, rate=2.0) == made(Served, {})
+    assert with_knobs(build(Served, {}), {"think_s": 0.0, "top_p": 1.0}, rate=2.0) == build(Served, {})
 
 
 def test_settings_are_made_of_values_by_name_and_keep_other_defaults():
-    found = made(Served, {"seed": 7, "top_p": 1, "kept": 0.25, "elsewhere": 1}, device="cuda")
+    found = build(Served, {"seed": 7, "top_p": 1, "kept": 0.25, "elsewhere": 1}, device="cuda")
     assert found == Served(sampling=Sampling(seed=7), cache=Cache(kind="dense", kept=0.25), device="cuda")
     with pytest.raises(UserError, match="temperature=11"):
-        made(Served, {"temperature": 11})
+        build(Served, {"temperature": 11})
 
 
 def test_conditions_are_said_in_words():
-    said = {name: only.said for name, only in conditions_of(Served)}
+    said = {name: only.in_words for name, only in conditions_of(Served)}
     assert said["graphs"] == "device other than 'cpu'"
     assert said["pooling"] == "router given, no rate"
-    assert said["top_p"] == knobs_of(Served)["top_p"].needs.said == "temperature above 0"
+    assert said["top_p"] == knobs_of(Served)["top_p"].needs.in_words == "temperature above 0"
 
 
 @pytest.mark.parametrize(
     ("given", "beside"), [({"graphs": False}, {}), ({"graphs": False}, {"executor": "torch"}), ({"kept": 0.1}, {})]
 )
 def test_what_has_an_effect_is_taken(given, beside):
-    given_to(Engine(), given, **beside)
+    with_knobs(Engine(), given, **beside)
 
 
 def test_a_name_that_none_has_is_refused_and_what_was_meant_is_told():
     sentence = r"^rwos=3 has no effect with here: leave it out, or use one of rows, wait_s, gr"
     with pytest.raises(UserError, match=sentence):
-        check_given({"rwos": 3}, Engine, who="here")
-    check_given({"rows": 3, "wait_s": None}, Engine, who="here")
+        check_requested({"rwos": 3}, Engine, owner="here")
+    check_requested({"rows": 3, "wait_s": None}, Engine, owner="here")
     with refuses("rows=None"):
-        check_given({"rows": None}, Engine, who="here")
+        check_requested({"rows": None}, Engine, owner="here")
 
 
 def test_of_many_names_only_those_spelled_alike_are_told():
     many: Any = make_dataclass("Many", [(f"setting_{number:02}", int) for number in range(41)])
     for name, told in (("setting_400", ": leave it out, or use one of setting_40"), ("color", ": leave it out")):
         with pytest.raises(UserError) as refused:
-            check_given({name: 1}, many, who="here")
+            check_requested({name: 1}, many, owner="here")
         assert told in str(refused.value)
         assert str(refused.value).count("setting_0") <= 2
 

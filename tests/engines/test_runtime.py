@@ -247,7 +247,7 @@ def test_signals_that_would_end_a_process_take_effect_after_what_has_to_be_whole
     try:
         signal.signal(signal.SIGINT, note)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        with machine.held():
+        with machine.delay_signals():
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGTERM)
             assert came == []

@@ -314,7 +314,7 @@ class Diagonal:
 
 
 def test_a_layer_of_a_user_s_own_is_drawn_each_time(tmp_path, monkeypatch, drawn):
-    monkeypatch.setattr("paper_figures.common.figure.kept_or_made", lambda *_: pytest.fail("it is not to be kept"))
+    monkeypatch.setattr("paper_figures.common.figure.cached_result", lambda *_: pytest.fail("it is not to be kept"))
     look = style.Look(color="black", marker="o")
     for own in (Diagonal(), lambda axes: axes):
         panel = Panel(

@@ -11,7 +11,7 @@ from support.tables import data_beside
 
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
-from engines.knobs import given_to
+from engines.knobs import with_knobs
 from engines.models.packed import PackedModel
 from engines.server.diffusion import ServedDllm
 from engines.server.protocol import Finished, Submission
@@ -41,7 +41,7 @@ def model_of(folder: str, system: str = "dllm-serve", name: str | None = None, *
 def generated(
     model: str, system: str, ids: tuple[int, ...], knobs: Mapping[str, Any], seed: int, **loaded: str
 ) -> tuple[int, ...]:
-    generation, own = given_to(GenerationConfig(seed=seed), knobs), method(system).options_in(knobs)
+    generation, own = with_knobs(GenerationConfig(seed=seed), knobs), method(system).options_in(knobs)
     options = GenerateOptions(
         system=system, model=model, generation=generation, knobs=own, tie_policy="stable", **loaded
     )

@@ -11,7 +11,7 @@ import numpy as np
 
 from engines.ampd.planner import erlang_c
 from engines.errors import require
-from engines.knobs import Range, check_given, given_to
+from engines.knobs import Range, check_requested, with_knobs
 from paper_figures.common import style
 from repro.families.platforms import Platform
 from repro.files import replace_bytes
@@ -116,8 +116,8 @@ class Md1:
     knobs = (QueueKnobs,)
 
     def prepare(self, cell: Cell) -> tuple[Server, Jobs]:
-        check_given(cell.requested, QueueKnobs, who="system='md1'")
-        asked = given_to(QueueKnobs(), cell.requested)
+        check_requested(cell.requested, QueueKnobs, owner="system='md1'")
+        asked = with_knobs(QueueKnobs(), cell.requested)
         require(cell.rate is not None, "rate: jobs need an arrival rate")
         gaps = np.random.default_rng(cell.seed).exponential(1 / (cell.rate or 1), asked.num_prompts)
         times = np.cumsum(gaps).tolist()

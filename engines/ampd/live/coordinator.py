@@ -14,7 +14,7 @@ from engines.ampd.live.decisions import bind_line, route_line
 from engines.ampd.live.store import Store, held, texts
 from engines.cluster.sessions import Session
 from engines.cluster.worker import WINDOW_S
-from engines.data import asked
+from engines.data import ask
 from engines.errors import RunError, UserError, require
 from engines.policies.batching import checked_decision
 from engines.policies.routing import Binder, Estimator, Router
@@ -104,7 +104,7 @@ class Coordinator:
             if not workers:
                 return False
             views = [member.view for member in workers]
-            worker_id = asked(self._binder.bind, views, now)
+            worker_id = ask(self._binder.bind, views, now)
             member = next((worker for worker in workers if worker.view.worker_id == worker_id), None)
             if member is None:
                 raise RunError(
@@ -129,7 +129,7 @@ class Coordinator:
             prefills = [member for member in candidates if not member.is_suspended] or candidates
             task.enqueued_s = now
             try:
-                decision = asked(self._router.route, task, home.view, [member.view for member in prefills], now)
+                decision = ask(self._router.route, task, home.view, [member.view for member in prefills], now)
             except UserError:
                 if prefills:
                     raise

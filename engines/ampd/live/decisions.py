@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
-from engines.data import asked
+from engines.data import ask
 from engines.errors import RunError
 from engines.policies.routing import Binder, Decision, Router
 from engines.policies.views import OpenQueue, PrefillQueue, PrefillTask, WorkerSnapshot
@@ -38,14 +38,14 @@ def choose(
     withdrawn = [task for task in queue if enqueued_s.get(task.task_id) != task.enqueued_s]
     if isinstance(queue, OpenQueue):
         for task in withdrawn:
-            asked(queue.pull, task)
+            ask(queue.pull, task)
     elif withdrawn:
         queue = make()
     queued_ids = {task.task_id for task in queue}
     for task in by_id.values():
         if task.task_id not in queued_ids:
-            asked(queue.push, task)
-    choice = Dequeued(asked(queue.take, now), list(queue), queue)
+            ask(queue.push, task)
+    choice = Dequeued(ask(queue.take, now), list(queue), queue)
     if sorted(by_id) != sorted(task.task_id for task in (choice.taken, *choice.rest)):
         raise RunError(f"queue {type(queue).__name__} gives back other tasks than it was given: correct it")
     return choice

@@ -13,7 +13,7 @@ from types import TracebackType
 from engines.ampd.live.store import Store
 from engines.ampd.live.worker import FAULT, WorkerSpec, end_with_parent
 from engines.errors import RunError
-from engines.machine import held
+from engines.machine import delay_signals
 
 STOP_S = 5.0
 LOOK_S = 1.0
@@ -52,7 +52,7 @@ class Fleet:
         """Start a worker, also again after it died."""
         spec = self._specs[worker_id]
         process = self._context.Process(target=run_worker, args=(spec,), name=f"{spec.role}-{worker_id}", daemon=True)
-        with held():
+        with delay_signals():
             process.start()
             self._processes[worker_id] = process
 

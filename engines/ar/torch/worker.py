@@ -28,7 +28,7 @@ from engines.ar.sampling import GREEDY, SamplingParams
 from engines.ar.torch.executor import PagedExecutor, Ran
 from engines.ar.torch.rows import DecodeColumns, PackedWork, SessionState
 from engines.cluster.sessions import Session
-from engines.data import asked
+from engines.data import ask
 from engines.errors import require
 from engines.policies.batching import Owed
 from engines.policies.views import (
@@ -286,7 +286,7 @@ class TorchWorker:
         if self._estimate_s is not None:
             task.estimate_s = self._estimate_s(history, tokens)
         self._owed.add(task)
-        asked(self.queue.push, task)
+        ask(self.queue.push, task)
 
     def adopt(self, sequence: SessionState, prompt: Ints) -> None:
         """Make a sequence with this prompt, which is not enqueued yet, continue from kept K/V if there is some."""
@@ -345,7 +345,7 @@ class TorchWorker:
         if not (self.queue or self.begun):
             return IDLE
         situation = Situation(self.queue, self.begun, self.decode.size, self.memory.room, self._need)
-        plan = asked(self._batching.next_step, situation, now)
+        plan = ask(self._batching.next_step, situation, now)
         self._owed.check(plan, self._batching)
         return plan
 

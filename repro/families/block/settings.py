@@ -259,8 +259,8 @@ def resolve(cell: Cell) -> BlockSettings:
         cell.requested,
         workload_knobs(cell.requested),
         system=NAME,
-        usual=defaults,
-        beside={"executor": cell.executor},
+        defaults=defaults,
+        other_values={"executor": cell.executor},
     )
     _check_canvases(knobs, cell.requested, has_canvases=has_canvases)
     is_graded = cell.dataset in TASKS and knobs.workload is None

@@ -20,7 +20,7 @@ from engines.cluster.simulation import Cluster, StopRule
 from engines.errors import require
 from engines.knobs import conditions_of, knobs_of
 from engines.policies.batching import LateShare
-from engines.policies.own import BINDER, QUEUE, ROUTER, Kind, Plugin, check_beside, named_in
+from engines.policies.own import BINDER, QUEUE, ROUTER, Kind, Plugin, check_replaced, plugins_in
 from engines.policies.views import NO_OBJECTIVE_S
 from repro.families.cluster.ampd_record import AR, tables_of
 from repro.families.cluster.ampd_settings import ClusterKnobs, ClusterSettings, Ground, resolve, sessions_of
@@ -58,8 +58,8 @@ class ClusterPolicies:
 
 def own_policies(knobs: Mapping[str, Any], kinds: tuple[Kind, ...] = POLICIES) -> dict[str, Plugin]:
     """A user's policies by kind. Raises UserError for knobs of the policies that they replace."""
-    policies = named_in(knobs, kinds)
-    check_beside(policies, _REPLACED, knobs)
+    policies = plugins_in(knobs, kinds)
+    check_replaced(policies, _REPLACED, knobs)
     return policies
 
 
@@ -320,13 +320,13 @@ def build_ampd(settings: ClusterSettings, deployment: Deployment) -> Cluster:
     changes: dict[str, Any] = {}
     for plugin in policies.values():
         # Each run makes its policies. We make them once here, so that wrong ones show before any run.
-        plugin.checked(**{name: facts.get(name, 0) for name in plugin.kind.offered})
+        plugin.make_checked(**{name: facts.get(name, 0) for name in plugin.kind.offered})
     if (router := policies.get("router")) is not None:
-        changes["make_router"] = lambda seed: router.made(**facts, seed=seed)
+        changes["make_router"] = lambda seed: router.make(**facts, seed=seed)
     if (binder := policies.get("binder")) is not None:
-        changes["make_binder"] = partial(binder.made, **facts)
+        changes["make_binder"] = partial(binder.make, **facts)
     if (queue := policies.get("queue")) is not None:
-        changes["make_prefill_queue"] = changes["make_local_queue"] = partial(queue.made, slo=ground.slo)
+        changes["make_prefill_queue"] = changes["make_local_queue"] = partial(queue.make, slo=ground.slo)
     cluster = replace(cluster, policies=replace(cluster.policies, **changes))
     if router is None:
         cluster.policies.make_router(0)

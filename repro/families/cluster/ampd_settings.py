@@ -14,7 +14,7 @@ from engines.cluster.sessions import contexts_of
 from engines.cost.kernels import check_kernels
 from engines.cost.roofline import Gpu, gpu
 from engines.errors import UserError, require
-from engines.knobs import SOMETHING, Checked, Count, Needs, Only, Range, Seconds, given_to, knobs_of, made, no_effect
+from engines.knobs import SOMETHING, Checked, Count, Needs, Only, Range, Seconds, build, knobs_of, no_effect, with_knobs
 from engines.knobs import resolve as resolve_knobs
 from engines.models.shape import ModelShape, Precision, model_shape
 from engines.policies.own import Plugin
@@ -241,9 +241,8 @@ def resolve(
     defaults = {"model": part.model, "constants": part.constants}
     beside, requested = {"executor": cell.executor}, cell.requested
     plugged = {name: knob for policy in policies.values() for name, knob in policy.knobs.items()}
-    knobs = resolve_knobs(
-        ClusterKnobs, requested, own, plugged, workload_knobs(requested), system=system, usual=defaults, beside=beside
-    )
+    kinds = (own, plugged, workload_knobs(requested))
+    knobs = resolve_knobs(ClusterKnobs, requested, *kinds, system=system, defaults=defaults, other_values=beside)
     requested = {name: value for name, value in requested.items() if name not in plugged}
     card = None if knobs.workload is not None else load_session_card(cell.dataset)
     shape = autoregressive_shape(knobs.model or part.model, system)
@@ -256,7 +255,7 @@ def resolve(
     workload = session_config(
         cell, knobs, num_sessions=part.num_sessions, meets_totals=knobs.meets_totals, counted=knobs.counted
     )
-    settings = given_to(made(own, _default_steps(part, gpu(target.gpu), own, requested)), requested)
+    settings = with_knobs(build(own, _default_steps(part, gpu(target.gpu), own, requested)), requested)
     workload, why_unused = _shared_prefixes(workload, knobs, settings, system, requested)
     reading = Reading(scope=knobs.slo_scope, ttft=knobs.ttft_rule, itl=knobs.itl_stat)
     slo = _objectives(shape.name, None if card is None else card.name, part, knobs)

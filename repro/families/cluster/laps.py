@@ -17,7 +17,7 @@ from engines.cluster.hardware import StepCost
 from engines.cost.kernels import Kernel, check_kernels
 from engines.cost.roofline import gpu
 from engines.errors import require
-from engines.knobs import SOMETHING, Count, Only, Range, given_to, knobs_of, made
+from engines.knobs import SOMETHING, Count, Only, Range, build, knobs_of, with_knobs
 from engines.knobs import resolve as resolve_knobs
 from engines.laps.batching import Graphs, TemporalConfig, WaitConfig, WithGraphs, graph_choice
 from engines.laps.cluster import Decoding, PrefillCluster, PrefillRun
@@ -38,7 +38,7 @@ from engines.laps.system import (
 )
 from engines.models.shape import ModelShape
 from engines.policies.batching import CHUNK_TOKENS
-from engines.policies.own import BATCHER, INSTANCE_ROUTER, OPEN_QUEUE, Plugin, check_beside, named_in
+from engines.policies.own import BATCHER, INSTANCE_ROUTER, OPEN_QUEUE, Plugin, check_replaced, plugins_in
 from engines.policies.views import NO_OBJECTIVE_S, OpenQueue, Slo
 from repro.families.cluster.laps_record import PREFILL, tables_of, window_of
 from repro.families.cluster.laps_settings import (
@@ -174,7 +174,7 @@ def resolve(
     beside: dict[str, object] = {"executor": cell.executor, "rate": cell.rate}
     plugged = {name: knob for policy in policies.values() for name, knob in policy.knobs.items()}
     knobs = resolve_knobs(
-        InstanceKnobs, cell.requested, own, plugged, workload_knobs(cell.requested), system=system, beside=beside
+        InstanceKnobs, cell.requested, own, plugged, workload_knobs(cell.requested), system=system, other_values=beside
     )
     if knobs.workload is None:
         load_conversation_card(cell.dataset)
@@ -196,7 +196,7 @@ def resolve(
     return PrefillSettings(
         platform=target,
         part=part,
-        own=given_to(made(own, defaults), requested, **beside),
+        own=with_knobs(build(own, defaults), requested, **beside),
         policies=policies,
         model=part.model if shape is None else shape.name,
         shape=shape,
@@ -262,8 +262,8 @@ class PrefillSystemEntry(PolicySystem[Build]):
 
     def prepare(self, cell: Cell, part: PrefillPart | None = None) -> tuple[PrefillDeployment, PrefillWorkload]:
         """Raises every UserError that a user can cause. ``part`` replaces the platform's."""
-        policies = named_in(cell.requested, self.policies)
-        check_beside(policies, _REPLACED, cell.requested)
+        policies = plugins_in(cell.requested, self.policies)
+        check_replaced(policies, _REPLACED, cell.requested)
         settings = resolve(cell, self.name, self.own, self.usual, part, policies)
         # The numbers depend on these besides requests and code: constants and objective, or the model and the scales.
         basis: tuple[object, ...] = settings.part, settings.slo_s, settings.boundary
@@ -337,14 +337,14 @@ def with_policies(
     }
     offered = {kind: {name: facts[name] for name in plugin.kind.offered} for kind, plugin in policies.items()}
     for kind, plugin in policies.items():
-        plugin.checked(**offered[kind])
+        plugin.make_checked(**offered[kind])
     changes: dict[str, Any] = {}
     if (batcher := policies.get("batcher")) is not None:
         choice = graph_choice(config.graphs, model, tuple(model.shapes))
-        changes["make_batching"] = lambda: WithGraphs(batcher.made(**offered["batcher"]), choice)
+        changes["make_batching"] = lambda: WithGraphs(batcher.make(**offered["batcher"]), choice)
         changes["make_queue"] = OpenQueue
     for kind in policies.keys() - {"batcher"}:
-        changes[f"make_{kind}"] = partial(policies[kind].made, **offered[kind])
+        changes[f"make_{kind}"] = partial(policies[kind].make, **offered[kind])
     return replace(system, **changes)
 
 

@@ -11,7 +11,7 @@ from engines.cluster.record import Values, same
 from engines.errors import UserError, require
 from engines.knobs import Knob, knobs_of
 from engines.models.shape import CATALOGUE, DIFFUSION, ModelShape, Precision, model_shape
-from engines.policies.own import Kind, named_in
+from engines.policies.own import Kind, plugins_in
 from repro.runs.cell import Cell
 from repro.runs.record import Obtained, RunRecord, Table
 from repro.runs.system import SYSTEMS, FreeSetting, free_settings
@@ -45,7 +45,7 @@ class PolicySystem(Generic[Build]):
 
     def plugged_in(self, cell: Cell) -> Mapping[str, Knob]:
         knobs: dict[str, Knob] = {}
-        for plugin in named_in(cell.requested, self.policies).values():
+        for plugin in plugins_in(cell.requested, self.policies).values():
             knobs |= plugin.knobs
         return knobs
 

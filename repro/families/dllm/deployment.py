@@ -29,7 +29,7 @@ from baselines.dllm.static.scheduler import (
 )
 from engines.cost.kernels import price_on
 from engines.cost.roofline import Calibration, Gpu, StepPrice, gpu
-from engines.data import asked
+from engines.data import ask
 from engines.dllm.config import EngineConfig, sees
 from engines.dllm.engine import Engine
 from engines.dllm.memory import REDUCTION_ROWS, MemoryPlan, divide_memory, logit_rows_at_once
@@ -39,7 +39,7 @@ from engines.dllm.rows import RowRule
 from engines.dllm.scheduling import KvPool, Scheduler, scheduler_of
 from engines.dllm.simulated import RecordingExecutor, Replayed, ReplayedRule, ReplayingExecutor, RooflineExecutor
 from engines.errors import UserError, require
-from engines.knobs import given_to
+from engines.knobs import with_knobs
 from repro.families.cost import DENOISING, describe_calibration, fit_of, load_calibration
 from repro.families.dllm.record import drive_engine, step_requests
 from repro.families.dllm.requests import grade_run
@@ -122,8 +122,8 @@ class DllmDeployment:
             rule = ReplayedRule(rule=rule, replayed=self.replayed)
         if self.batching.kind == "packed":
             kind, knobs = scheduler_of(self.config.scheduler), self.settings.scheduler_knobs
-            arguments = {"own": given_to(kind.knobs(), knobs)} if knobs else {}
-            scheduler = asked(kind, self.config, pool, rule, exact_steps=exact, **arguments)
+            arguments = {"own": with_knobs(kind.knobs(), knobs)} if knobs else {}
+            scheduler = ask(kind, self.config, pool, rule, exact_steps=exact, **arguments)
             expected = {"config": self.config, "pool": pool, "rule": rule, "exact_steps": exact}
             is_kept = all(getattr(scheduler, name, None) is value for name, value in expected.items())
             require(

@@ -15,7 +15,7 @@ from engines.dllm.rows import RowRule
 from engines.dllm.scheduling import scheduler_of
 from engines.dllm.simulated import check_simulated, check_simulated_generation
 from engines.errors import UserError, require
-from engines.knobs import given_to, knobs_of
+from engines.knobs import knobs_of, with_knobs
 from engines.knobs import resolve as resolve_knobs
 from engines.models.checkpoint import PUBLISHED_CONFIGS, config_of
 from engines.models.config import check_division
@@ -204,7 +204,7 @@ def resolve(cell: Cell, method: Method) -> DllmSettings:
     baseline, beside = BaselineKnobs(reading="efficient" if is_measured else SIMULATED_READING), {}
     knob_types: tuple[type, ...] = (method.own, *method.plugged_in(requested))
     if isinstance(method, PublishedMethod):
-        knob_types, baseline = (*knob_types, BaselineKnobs), given_to(baseline, requested)
+        knob_types, baseline = (*knob_types, BaselineKnobs), with_knobs(baseline, requested)
         beside = {"reading": baseline.reading}
     scheduler = knobs_of(scheduler_of(str(requested.get("scheduler", "phase"))).knobs)
     settings = resolve_knobs(
@@ -214,8 +214,8 @@ def resolve(cell: Cell, method: Method) -> DllmSettings:
         scheduler,
         workload_knobs(requested),
         system=method.name,
-        usual=_platform_defaults(cell, part),
-        beside={"executor": cell.executor, **beside},
+        defaults=_platform_defaults(cell, part),
+        other_values={"executor": cell.executor, **beside},
         platform=target,
         executor=cell.executor,
         options=method.options_in(requested),

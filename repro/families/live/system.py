@@ -20,7 +20,7 @@ from engines.ampd.system import AmpdConfig
 from engines.cluster.hardware import Deployment
 from engines.cluster.record import prefill_load, rows_of
 from engines.errors import UserError, require
-from engines.knobs import Checked, Range, given_to
+from engines.knobs import Checked, Range, with_knobs
 from engines.knobs import resolve as resolve_knobs
 from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_causal
 from engines.policies.own import Plugin
@@ -137,14 +137,14 @@ def resolve(cell: Cell, system: str) -> LiveSettings:
     plugins = own_policies(requested)
     plugged = (plugin.knobs for plugin in plugins.values())
     knobs = resolve_knobs(LiveKnobs, requested, AmpdConfig, *plugged, workload_knobs(requested), system=system)
-    policies = given_to(AmpdConfig(), requested)
+    policies = with_knobs(AmpdConfig(), requested)
     facts = {"model": _UNMEASURED, "slo": Slo(ttft_s=knobs.slo_ttft_s, itl_s=knobs.slo_itl_s), "seed": cell.seed}
     for plugin in plugins.values():
         module, _, name = plugin.where.partition(":")
         if plugin.kind.name == "queue" or knobs.frontend is not None:
             reason = why_not_importable(module, name, is_remote=plugin.kind.name != "queue")
             require(reason is None, f"{plugin.kind.name}={plugin.where!r} {reason}")
-        plugin.checked(**{name: facts[name] for name in plugin.kind.offered})
+        plugin.make_checked(**{name: facts[name] for name in plugin.kind.offered})
     deployment = parse_deployment(knobs.deployment)
     pools = (*deployment.prefill, *deployment.decode)
     require(
@@ -352,12 +352,12 @@ class LiveDeployment:
     @property
     def _make_queue(self) -> Callable[[], PrefillQueue]:
         settings = self.settings
-        make = settings.policies.make_queue if (plugin := settings.own.get("queue")) is None else plugin.made
+        make = settings.policies.make_queue if (plugin := settings.own.get("queue")) is None else plugin.make
         return partial(make, slo=settings.slo)
 
     def _router(self, profile: "LiveProfile") -> Router:
         settings = self.settings
-        make = settings.policies.make_router if (plugin := settings.own.get("router")) is None else plugin.made
+        make = settings.policies.make_router if (plugin := settings.own.get("router")) is None else plugin.make
         router: Router = make(model=profile.performance, slo=settings.slo, seed=self.seed)
         return router
 
@@ -365,7 +365,7 @@ class LiveDeployment:
         settings = self.settings
         if (plugin := settings.own.get("binder")) is None:
             return LeastKvMemory()
-        binder: Binder = plugin.made(model=profile.performance, slo=settings.slo, seed=self.seed)
+        binder: Binder = plugin.make(model=profile.performance, slo=settings.slo, seed=self.seed)
         return binder
 
     def _simulated(self, profile: "LiveProfile", workload: SessionWorkload) -> "ClusterRun":

@@ -23,7 +23,7 @@ from engines.cluster.hardware import CONSTANTS, PHYSICAL, Deployment
 from engines.cluster.record import ClusterRun, rows_of
 from engines.cluster.sessions import OpenLoop
 from engines.errors import UserError
-from engines.knobs import given_to
+from engines.knobs import with_knobs
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B
 from engines.policies.routing import Decision, Router
 from engines.policies.views import Chunk, DecodeView, PrefillTask, PrefillView, Slo, WorkerSnapshot
@@ -111,7 +111,7 @@ def test_more_rounds_are_on_time_with_the_on_time_queue():
         waits = [np.array(each.rounds["first_token_s"]) - each.rounds["ready_s"] for each in (printed, ours)]
         assert (waits[1] <= SLO.ttft_s).mean() > (waits[0] <= SLO.ttft_s).mean()
     with refuses("w=3"):
-        given_to(AmpdConfig(), {"queue_order": "on-time", "w": 3})
+        with_knobs(AmpdConfig(), {"queue_order": "on-time", "w": 3})
 
 
 POLICY_FILES = (

@@ -22,7 +22,7 @@ from engines.cluster.hardware import Deployment, EngineTimes, Hardware, Pool, co
 from engines.cluster.record import ClusterRun, Values
 from engines.cluster.sessions import OpenLoop, Round, Session
 from engines.cluster.simulation import NEVER, Cluster, Policies, StopRule
-from engines.compiled import CompilerError, loaded
+from engines.compiled import CompilerError, load_library
 from engines.cost.roofline import gpu
 from engines.errors import RunError, UserError
 from engines.models.shape import model_shape
@@ -40,7 +40,7 @@ from engines.policies.routing import (
 from engines.policies.views import Batching, OpenQueue, PrefillQueue, Slo
 
 try:
-    loaded(core.LIBRARY)
+    load_library(core.LIBRARY)
 except CompilerError as error:
     pytest.skip(f"no core: {error}", allow_module_level=True)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from baselines.ar.sglang import PdConfig, Routing, SglangConfig, graphs_only, sglang, vllm_pd
 from engines.cluster import core as cluster_core
 from engines.cluster.sessions import ClosedLoop, OpenLoop, Round, Session
-from engines.compiled import CompilerError, loaded
+from engines.compiled import CompilerError, load_library
 from engines.cost.roofline import gpu
 from engines.laps import core
 from engines.laps.batching import (
@@ -46,7 +46,7 @@ from engines.laps.system import (
 from engines.models.shape import model_shape
 
 try:
-    loaded(core.LIBRARY)
+    load_library(core.LIBRARY)
 except CompilerError as error:
     pytest.skip(f"no core: {error}", allow_module_level=True)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from engines.ar.torch.attention import SdpaAttention
 from engines.ar.torch.executor import PagedExecutor
 from engines.ar.torch.rows import PackedWork
-from engines.compiled import CompilerError, loaded
+from engines.compiled import CompilerError, load_library
 from engines.models import loader, product
 from engines.models.block_config import SMALL_BLOCKS
 from engines.models.config import Rope
@@ -120,7 +120,7 @@ def test_what_is_trained_or_of_another_dtype_is_left_to_torch():
 def are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """bfloat16 too, whatever oneDNN has, whose rows would hang on their company."""
     try:
-        loaded(product.LIBRARY)
+        load_library(product.LIBRARY)
     except CompilerError as error:
         pytest.skip(str(error))
     if product._library().panel() == 0:

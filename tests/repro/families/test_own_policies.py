@@ -12,7 +12,7 @@ from support.refusals import refuses
 from support.tables import data_beside
 
 from engines.data import installed
-from engines.policies.own import BATCHER, Plugin, own_knobs
+from engines.policies.own import BATCHER, Plugin, knobs_of_policy
 from repro.families.cluster import on_torch
 from repro.families.platforms import platform
 from repro.runs.cell import Cell
@@ -50,12 +50,12 @@ def test_a_batcher_runs_simulated_and_measured_with_its_own_knobs(monkeypatch):
 
 def test_both_executors_ask_the_same_batcher_the_same():
     """It is made of the same class and knobs, and told the platform's sizes."""
-    made = Plugin(kind=BATCHER, where="support.own:Gather", given=(("window_s", 0.25), ("num_prompts", 3))).made(
+    made = Plugin(kind=BATCHER, where="support.own:Gather", given=(("window_s", 0.25), ("num_prompts", 3))).make(
         max_num_batched_tokens=64, max_num_seqs=2, model=None, slo=None
     )
     assert made == Gather(64, 2, 0.25)
-    assert [*own_knobs(Gather)] == ["window_s"]
-    assert [*own_knobs(Stay)] == ["longest"]
+    assert [*knobs_of_policy(Gather)] == ["window_s"]
+    assert [*knobs_of_policy(Stay)] == ["longest"]
 
 
 def test_a_batcher_keeps_the_graphs_and_the_pools_of_laps():

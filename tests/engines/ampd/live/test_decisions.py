@@ -410,9 +410,9 @@ def test_a_binder_and_a_queue_of_one_s_own_make_the_simulators_run(client):
     arrivals = sessions(4)
     cluster = ampd(HARDWARE, DEPLOYMENT, SLO, MODEL, AmpdConfig(adaptive_routing=False))
     made = {
-        "make_binder": partial(binder.made, model=MODEL, slo=SLO, seed=0),
-        "make_prefill_queue": partial(queue.made, slo=SLO),
-        "make_local_queue": partial(queue.made, slo=SLO),
+        "make_binder": partial(binder.make, model=MODEL, slo=SLO, seed=0),
+        "make_prefill_queue": partial(queue.make, slo=SLO),
+        "make_local_queue": partial(queue.make, slo=SLO),
     }
     cluster = replace(cluster, policies=replace(cluster.policies, **made))
     simulated = cluster.simulate(OpenLoop(sessions=arrivals), max_run_steps=1)
