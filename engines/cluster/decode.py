@@ -325,7 +325,7 @@ class DecodeWorker(Worker):
         task, tokens = share
         if not task.computed:
             is_whole = tokens == task.tokens
-            self._hub.owed.more(task, task.history - self.kv.resume(task.order))
+            self._hub.owed.recompute(task, task.history - self.kv.resume(task.order))
             need = task.tokens + 1
             self.kv.make_room(need, now, force=True)
             self.kv.hold(need)

@@ -92,7 +92,7 @@ class Simulation:
 
     def _computed(self, task: PrefillTask) -> TaskRow:
         """The task's last token is computed now. Return its row."""
-        self.owed.ended(task)
+        self.owed.end(task)
         row = self.tasks[task.task_id]
         row.computed_tokens = task.tokens
         row.finished_s = self.loop.now
@@ -285,7 +285,7 @@ class DecodeSimulation(Simulation):
         Tokens that it has evicted are prefilled again."""
         live, worker = self._lives[task.order], self._prefill_of[worker_id]
         cached = live.home.lend(live)
-        self.owed.more(task, task.history - cached)
+        self.owed.recompute(task, task.history - cached)
         return self._send("history", task, live.home, worker, cached, start_s)
 
     def prefilled(self, task: PrefillTask, worker_id: int) -> None:

@@ -401,7 +401,7 @@ class Worker:
         """Set the tokens of a waiting task to those of its prompt that the shared cache does not hold by now."""
         if self.kv is not None and self.kv.shares:
             missing = task.history - self.kv.cached(task.order)
-            self._host.owed.more(task, missing)
+            self._host.owed.recompute(task, missing)
             self.queue.backlog_tokens += missing
 
     def poke(self) -> None:
@@ -455,7 +455,7 @@ class Worker:
 
     def _wake(self, version: int) -> None:
         if version == self._version:
-            self._host.owed.woken()
+            self._host.owed.count_wake()
             self.poke()
 
     # ---- a step ------------------------------------------------------------------------------------------
@@ -616,7 +616,7 @@ class CachingPrefillWorker(PrefillWorker):
         task, tokens = share
         if not task.computed:
             is_whole = tokens == task.tokens
-            self._hub.owed.more(task, task.history - self.kv.resume(task.order))
+            self._hub.owed.recompute(task, task.history - self.kv.resume(task.order))
             self.kv.make_room(task.tokens, self._loop.now)
             self.kv.hold(task.tokens)
             share = Share(task, task.tokens if is_whole else min(tokens, task.tokens))

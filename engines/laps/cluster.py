@@ -604,7 +604,7 @@ class _PrefillSimulation(Simulation):
             )
         instance = self.instances[index]
         if instance.cached is not None:
-            self.owed.more(task, task.history - instance.cached_tokens(task))
+            self.owed.recompute(task, task.history - instance.cached_tokens(task))
             row = self.tasks[task.task_id]
             row.history, row.tokens = task.history, task.tokens
         if self._work_s is not None:

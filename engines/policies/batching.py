@@ -149,13 +149,13 @@ class Owed:
         """Add a task as it was made, before any policy sees it."""
         self._open[task.task_id] = _Due(task, task.order, task.ready_s, task.history + task.tokens, task.tokens)
 
-    def more(self, task: PrefillTask, missing: int) -> None:
-        """Prefill ``missing`` tokens of the task's history again, because they are not there; a negative number spares tokens."""
-        task.history -= missing
-        task.tokens += missing
+    def recompute(self, task: PrefillTask, tokens: int) -> None:
+        """Prefill ``tokens`` of the task's history again, because they are not there; a negative number spares tokens."""
+        task.history -= tokens
+        task.tokens += tokens
         entry = self._open.get(task.task_id)
         if entry is not None:
-            entry.left += missing
+            entry.left += tokens
 
     def drop(self, task: PrefillTask) -> None:
         """The task is not wanted any longer."""
@@ -202,14 +202,14 @@ class Owed:
             entry.left -= tokens
             entry.worker = worker_id
 
-    def ended(self, task: PrefillTask) -> None:
+    def end(self, task: PrefillTask) -> None:
         """The step of the task's last token is over."""
         entry = self._open.pop(task.task_id, None)
         if entry is None:
             raise RunError(f"prefill {task.task_id} ends twice, or was never asked for")
         entry.check()
 
-    def woken(self) -> None:
+    def count_wake(self) -> None:
         self._num_wakes += 1
         if self._num_wakes > _MOST_WAKES:
             raise RunError(
@@ -248,7 +248,7 @@ class LateShare(Checked):
 _ROUNDING_S = 1e-9
 
 
-def kept(works_s: Sequence[float], limits_s: Sequence[float]) -> list[bool]:
+def kept_flags(works_s: Sequence[float], limits_s: Sequence[float]) -> list[bool]:
     """Return which jobs, in rising order of their limits, are kept: as many as possible. The work of each and of those kept before it
     is within its limit, up to rounding. O(n log n)."""
     done_s, longest = 0.0, list[tuple[float, int]]()
@@ -276,7 +276,7 @@ class Split(NamedTuple):
 
     @staticmethod
     def of(tasks: Sequence[PrefillTask], works_s: Sequence[float], limits_s: Sequence[float]) -> "Split":
-        flags = kept(works_s, limits_s)
+        flags = kept_flags(works_s, limits_s)
         pairs = list(zip(tasks, flags, strict=True))
         return Split([task for task, is_kept in pairs if is_kept], [task for task, is_kept in pairs if not is_kept])
 

@@ -421,7 +421,7 @@ class TorchWorker:
         is_whole = tokens == task.tokens
         cached = self.memory.resume(task.order)
         missing = task.history - cached
-        self._owed.more(task, missing)
+        self._owed.recompute(task, missing)
         sequence.computed = min(sequence.computed, cached)
         self._place(sequence)
         self.memory.admit(sequence.slot, task.history + task.tokens + 1)
@@ -462,7 +462,7 @@ class TorchWorker:
         sequence.slot, sequence.computed, sequence.num_written = -1, 0, 0
 
     def _prefilled(self, sequence: SessionState, task: PrefillTask, now: float, *, is_over: bool) -> None:
-        self._owed.ended(task)
+        self._owed.end(task)
         sequence.task = None
         if sequence.sampling.prompt_logprobs is not None:  # a prefill that a preemption makes necessary scores nothing
             sequence.sampling = replace(sequence.sampling, prompt_logprobs=None)

@@ -29,7 +29,7 @@ from engines.laps.cluster import OpenTurns, PrefillCluster
 from engines.laps.latency import StepModel
 from engines.laps.ours import OnTime, OnTimeConfig, ReserveConfig, shorter_first
 from engines.laps.system import on_time, reserve
-from engines.policies.batching import kept, work_by
+from engines.policies.batching import kept_flags, work_by
 from engines.policies.views import PrefillQueue
 
 
@@ -46,7 +46,7 @@ def policy(model: StepModel = LINEAR_MODEL, **config: float | None) -> OnTime:
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(-2, 30)), max_size=8))
 def test_no_set_that_is_on_time_is_larger(jobs):
     jobs.sort(key=lambda job: job[1])
-    flags = kept([float(work) for work, _ in jobs], [float(limit) for _, limit in jobs])
+    flags = kept_flags([float(work) for work, _ in jobs], [float(limit) for _, limit in jobs])
 
     def is_on_time(chosen):
         return all(sum(work for work, _ in chosen[: place + 1]) <= limit for place, (_, limit) in enumerate(chosen))
@@ -58,11 +58,11 @@ def test_no_set_that_is_on_time_is_larger(jobs):
 
 def test_sums_that_are_rounded_up_end_in_time():
     assert 0.1 + 0.1 + 0.1 > 0.3
-    assert kept([0.1] * 3, [0.3] * 3) == [True] * 3
+    assert kept_flags([0.1] * 3, [0.3] * 3) == [True] * 3
 
 
 def test_the_last_of_equals_is_given_up():
-    assert kept([2.0, 2.0, 2.0], [4.0, 4.0, 4.0]) == [True, True, False]
+    assert kept_flags([2.0, 2.0, 2.0], [4.0, 4.0, 4.0]) == [True, True, False]
 
 
 @given(
