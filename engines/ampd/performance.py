@@ -62,7 +62,7 @@ def fit_piecewise(
         if bounds is None:
             break
         knees = values[np.array(bounds[1:-1], dtype=np.int64) - 1]
-        pieces = np.array([segments.fitted(first, end).coefficients for first, end in pairwise(bounds)])
+        pieces = np.array([segments.fit(first, end).coefficients for first, end in pairwise(bounds)])
         error = np.abs((features * pieces[np.searchsorted(knees, x)]).sum(axis=1) / y - 1)
         fit = Piecewise(
             knees=tuple(knees.tolist()),
@@ -94,7 +94,7 @@ class _Segments:
     def is_long_enough(self, first: int, end: int) -> bool:
         return self._starts[end] - self._starts[first] >= self._least
 
-    def fitted(self, first: int, end: int) -> _Piece:
+    def fit(self, first: int, end: int) -> _Piece:
         piece = self._fitted.get((first, end))
         if piece is None:
             rows = self._rows[self._starts[first] : self._starts[end]]
@@ -114,7 +114,7 @@ def _best_bounds(segments: _Segments, num_values: int, num_pieces: int) -> list[
             # The last piece ends where the values do.
             for end in range(first + 1 if num_left else num_values, num_values + 1):
                 if first < end and segments.is_long_enough(first, end):
-                    loss = loss_before + segments.fitted(first, end).loss
+                    loss = loss_before + segments.fit(first, end).loss
                     if end not in reached or loss < reached[end][0]:
                         reached[end] = loss, first
         best.append(reached)
@@ -183,18 +183,18 @@ def profile_hardware(
     prefill, decode = {}, {}
     for degree in degrees:
         cost = hardware.cost(degree)
-        prefill[degree] = _fitted(attention, tuple([cost.step_s((Chunk(*point),), 0, 0) for point in grid]))
+        prefill[degree] = _fit(attention, tuple([cost.step_s((Chunk(*point),), 0, 0) for point in grid]))
         steps_s = [cost.decode_line(batch).at(batch * decode_context) for batch in BATCHES]
-        decode[degree] = _fitted(sequences, tuple(steps_s))
+        decode[degree] = _fit(sequences, tuple(steps_s))
     transfer = {
-        pair: _fitted(transfers, tuple([links.transfer_s(length, link, *pair) for length in TOKENS]))
+        pair: _fit(transfers, tuple([links.transfer_s(length, link, *pair) for length in TOKENS]))
         for pair in product(degrees, degrees)
     }
     return PerformanceModel(prefill=prefill, decode=decode, transfer=transfer, decode_context=decode_context)
 
 
 @lru_cache(maxsize=1024)
-def _fitted(features: tuple[tuple[float, ...], ...], times_s: tuple[float, ...]) -> Piecewise:
+def _fit(features: tuple[tuple[float, ...], ...], times_s: tuple[float, ...]) -> Piecewise:
     """Fit pieces over the second feature. Cached: models for other values of ``decode_context`` share most fits, and a fit takes
     longer than its profile."""
     columns = np.array(features, dtype=np.float64)

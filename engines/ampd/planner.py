@@ -130,17 +130,17 @@ class ClosedForm:
     def decode(self, degree: int, replicas: int) -> PhaseLatency:
         workload = self._workload
         tokens_per_s = workload.rounds_per_s * self._mean_decode / replicas
-        batch = self._batch(degree, tokens_per_s, most=max(1.0, len(workload.sessions) / replicas))
+        batch = self._batch(degree, tokens_per_s, max_batch=max(1.0, len(workload.sessions) / replicas))
         # The number of sequences scatters like a Poisson variable around its mean.
         typical_s = self._model.decode_s(max(1.0, batch), degree)
         busy_s = self._model.decode_s(max(1.0, batch + 1.645 * math.sqrt(batch)), degree)
         return PhaseLatency(self._long_decode * typical_s, busy_s / workload.slo.itl_s)
 
-    def _batch(self, degree: int, tokens_per_s: float, most: float) -> float:
-        """Solve b = tokens per second x T_dec(b) by bisection; ``most`` if tokens come faster than any batch makes them."""
-        if tokens_per_s * self._model.decode_s(most, degree) >= most:
-            return most
-        low, high = 0.0, most
+    def _batch(self, degree: int, tokens_per_s: float, max_batch: float) -> float:
+        """Solve b = tokens per second x T_dec(b) by bisection; ``max_batch`` if tokens come faster than any batch makes them."""
+        if tokens_per_s * self._model.decode_s(max_batch, degree) >= max_batch:
+            return max_batch
+        low, high = 0.0, max_batch
         for _ in range(50):
             middle = (low + high) / 2
             low, high = (
@@ -321,13 +321,13 @@ class ModelCost:
 def _between(points: dict[int, PhaseLatency], k: int) -> PhaseLatency:
     sampled = sorted(points)
 
-    def interpolated(values: Iterable[float]) -> float:
+    def interpolate(values: Iterable[float]) -> float:
         logs = np.log([max(value, 1e-12) for value in values])
         return float(np.exp(np.interp(np.log(k), np.log(sampled), logs)))
 
     return PhaseLatency(
-        seconds=interpolated(points[count].seconds for count in sampled),
-        of_slo=interpolated(points[count].of_slo for count in sampled),
+        seconds=interpolate(points[count].seconds for count in sampled),
+        of_slo=interpolate(points[count].of_slo for count in sampled),
     )
 
 
@@ -386,7 +386,7 @@ def by_enumeration(program: Program, excluded: Sequence[PlanCounts] = ()) -> Pla
         if decode in index_of:
             banned.setdefault(prefill, []).append(index_of[decode])
 
-    def beside(prefill: Key, start: int, stop: int) -> tuple[npt.NDArray[np.int64], Floats]:
+    def pair_with(prefill: Key, start: int, stop: int) -> tuple[npt.NDArray[np.int64], Floats]:
         """Return the decode pools' places in ``decodes``, rising, and the objective with each pool."""
         places = np.sort(by_gpus[start:stop])
         if prefill in banned:
@@ -395,7 +395,7 @@ def by_enumeration(program: Program, excluded: Sequence[PlanCounts] = ()) -> Pla
         values: Floats = np.maximum(tau, tau_dec[places]) if program.objective == "max" else tau + tau_dec[places]
         return places, values
 
-    best_values = [float(beside(*row)[1].min(initial=np.inf)) for row in rows]
+    best_values = [float(pair_with(*row)[1].min(initial=np.inf)) for row in rows]
     least = min(best_values)
     ties_dec = np.array([program.tie_break(key, is_prefill=False, least=least) for key in decodes])
     choice: PlanCounts | None = None
@@ -403,7 +403,7 @@ def by_enumeration(program: Program, excluded: Sequence[PlanCounts] = ()) -> Pla
     for row, value in zip(rows, best_values, strict=True):
         if value > least * (1 + TIE) or value == np.inf:
             continue
-        places, values = beside(*row)
+        places, values = pair_with(*row)
         tied = places[values <= least * (1 + TIE)]
         tie_breaks = program.tie_break(row[0], is_prefill=True, least=least) + ties_dec[tied]
         winner = int(tie_breaks.argmin())

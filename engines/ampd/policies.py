@@ -64,7 +64,7 @@ class AdaptiveRouter:
     def rule(self) -> Rule:
         config, slo = self.config, self.slo
         limits = config.alpha * slo.ttft_s, config.beta * slo.itl_s
-        estimates = self.model.prefill_s, partial(_away_s, self.model)
+        estimates = self.model.prefill_s, partial(_remote_prefill_s, self.model)
         return Rule("adaptive", config.route_order, config.window, limits, self._rng.random, estimates)
 
     def _visits(self, prefills: Sequence[PrefillView], now: float) -> Iterator[PrefillView]:
@@ -98,10 +98,10 @@ def local_cost_s(model: PerformanceModel, task: PrefillTask, home: DecodeView) -
 
 def remote_cost_s(model: PerformanceModel, task: PrefillTask, home: DecodeView, worker: PrefillView) -> float:
     """t_remote, eq. (2): t_pre + t_kv there and back + t_queue."""
-    return _away_s(model, task.history, task.tokens, home.degree, worker.degree) + worker.backlog_s
+    return _remote_prefill_s(model, task.history, task.tokens, home.degree, worker.degree) + worker.backlog_s
 
 
-def _away_s(model: PerformanceModel, history: int, tokens: int, home_degree: int, degree: int) -> float:
+def _remote_prefill_s(model: PerformanceModel, history: int, tokens: int, home_degree: int, degree: int) -> float:
     kv_s = model.transfer_s(history, home_degree, degree) + model.transfer_s(tokens, degree, home_degree)
     return model.prefill_s(history, tokens, degree) + kv_s
 
@@ -125,19 +125,19 @@ def best_ordering(window: Sequence[PrefillTask], now: float, ttft_s: float, w: i
     identity = tuple(range(len(window)))
     if len(window) < 2:
         return identity
-    best, best_count = identity, _satisfied(window, identity, now, ttft_s)
+    best, best_count = identity, _num_satisfied(window, identity, now, ttft_s)
     if best_count == len(window):
         return identity
     for ordering in islice(permutations(identity), 1, None):
         if any(position > task and window[task].postponed >= w for position, task in enumerate(ordering)):
             continue
-        count = _satisfied(window, ordering, now, ttft_s)
+        count = _num_satisfied(window, ordering, now, ttft_s)
         if count > best_count:
             best, best_count = ordering, count
     return best
 
 
-def _satisfied(window: Sequence[PrefillTask], ordering: Sequence[int], now: float, ttft_s: float) -> int:
+def _num_satisfied(window: Sequence[PrefillTask], ordering: Sequence[int], now: float, ttft_s: float) -> int:
     """Return S_pi, how many tasks meet the TTFT objective (eq. 4), by completion times C (eq. 3)."""
     completion_s = 0.0
     count = 0

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.ampd.live.store import RedisServer, Store, texts
+from engines.ampd.live.store import RedisServer, Store, decode_hash
 
 needs_redis = pytest.mark.skipif(
     find_spec("redis") is None or shutil.which("redis-server") is None,
@@ -73,12 +73,12 @@ class Hand:
 
     def queued(self) -> list[int]:
         found = self._call("queue", self.incarnation)
-        return [int(texts(fields)["task_id"]) for fields in found[2]]
+        return [int(decode_hash(fields)["task_id"]) for fields in found[2]]
 
     def claim(self, task: int | None = None, *, lease_s: float = 10.0, request: str | None = None) -> dict[str, str]:
         """The first task, or one of them; its fields, and ``epoch`` of its session, or what was ``said`` instead."""
         version, _, tasks, _ = self._call("queue", self.incarnation)
-        ids = [int(texts(fields)["task_id"]) for fields in tasks]
+        ids = [int(decode_hash(fields)["task_id"]) for fields in tasks]
         if task is None and not ids:
             return {"said": "empty"}
         task = ids[0] if task is None else task
@@ -88,7 +88,7 @@ class Hand:
         said = self._call("claim", self.incarnation, request, version, task, 0, lease_s, 0, "{}", *rest)
         if isinstance(said, bytes):
             return {"said": said.decode()}
-        return {**texts(said[0]), "epoch": texts(said[1])["epoch"], "num_ids": str(len(said[3]) // 4)}
+        return {**decode_hash(said[0]), "epoch": decode_hash(said[1])["epoch"], "num_ids": str(len(said[3]) // 4)}
 
     def start(self, task: dict[str, str]) -> bytes:
         found: bytes = self._call("start", self.incarnation, task["task_id"], task["fence"])

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.ampd.live.decisions import bind_line, route_line
-from engines.ampd.live.store import Store, held, texts
+from engines.ampd.live.store import Store, decode_hash, from_hash
 from engines.cluster.sessions import Session
 from engines.cluster.worker import WINDOW_S
 from engines.data import ask
@@ -94,10 +94,10 @@ class Coordinator:
         if not self.store.call("reap"):
             return 0
         homeless, tasks = self.store.call("waiting")
-        num_homeless = sum(not self._bound(int(session)) for session in homeless)
-        return num_homeless + sum(not self._routed(held(PrefillTask, texts(fields))) for fields in tasks)
+        num_homeless = sum(not self._bind(int(session)) for session in homeless)
+        return num_homeless + sum(not self._route(from_hash(PrefillTask, decode_hash(fields))) for fields in tasks)
 
-    def _bound(self, session_id: int) -> bool:
+    def _bind(self, session_id: int) -> bool:
         while True:
             now = self.store.clock.now()
             workers = [member for member in self.store.members(now) if member.role == "decode"]
@@ -114,10 +114,10 @@ class Coordinator:
             if self.store.call("bind", session_id, worker_id, member.incarnation, line, now=now) != b"gone":
                 return True
 
-    def _routed(self, task: PrefillTask) -> bool:
+    def _route(self, task: PrefillTask) -> bool:
         while True:
             now = self.store.clock.now()
-            home_id = self.store.answered(
+            home_id = self.store.retry(
                 lambda: self.store.client.hget(self.store.key("session", task.session_id), "home")
             )
             members = self.store.members(now)

@@ -32,7 +32,7 @@ def choose(
     withdrawn since (their client left, their lease ran out) are pulled from an OpenQueue; any other queue is made anew without them.
     """
     by_id = {task.task_id: task for task in tasks}
-    queue = make() if last is None else _copied(last)
+    queue = make() if last is None else _copy_queue(last)
     enqueued_s = {task.task_id: task.enqueued_s for task in by_id.values()}
     # A task that was queued here again has been withdrawn before.
     withdrawn = [task for task in queue if enqueued_s.get(task.task_id) != task.enqueued_s]
@@ -51,7 +51,7 @@ def choose(
     return choice
 
 
-def _copied(queue: PrefillQueue) -> PrefillQueue:
+def _copy_queue(queue: PrefillQueue) -> PrefillQueue:
     try:
         return deepcopy(queue)
     except Exception as error:
@@ -59,8 +59,8 @@ def _copied(queue: PrefillQueue) -> PrefillQueue:
         raise RunError(f"queue {name} cannot be copied ({type(error).__name__}: {error}): keep plain data") from error
 
 
-def bind_line(now: float, session_id: int, workers: Sequence[WorkerSnapshot], chosen: int) -> str:
-    return _line("bind", now, session=session_id, workers=[asdict(worker) for worker in workers], chosen=chosen)
+def bind_line(now: float, session_id: int, workers: Sequence[WorkerSnapshot], worker_id: int) -> str:
+    return _line("bind", now, session=session_id, workers=[asdict(worker) for worker in workers], chosen=worker_id)
 
 
 def route_line(

@@ -67,7 +67,7 @@ class Residents:
         """Tokens of idle prefixes evicted so far."""
         return self.memory.evicted * self.executor.tables.block_size
 
-    def known(self, session_id: int, epoch: str, order: int) -> Resident:
+    def find_or_add(self, session_id: int, epoch: str, order: int) -> Resident:
         """Return the session; a new one without K/V if it was not here under this epoch."""
         with self._lock:
             resident = self._by_session.get(session_id)
@@ -79,7 +79,7 @@ class Residents:
                 self._by_session[session_id] = self._by_order[order] = resident
             return resident
 
-    def held(self) -> list[Resident]:
+    def as_list(self) -> list[Resident]:
         with self._lock:
             return list(self._by_session.values())
 
@@ -148,7 +148,7 @@ class Residents:
 
     def clear(self) -> None:
         with self._lock:
-            for resident in self.held():
+            for resident in self.as_list():
                 self.drop(resident)
 
 
@@ -239,7 +239,7 @@ class DecodeProcess:
     def _drop_strangers(self) -> None:
         """Drop sessions that have no home here any longer, as their clients have left, and tell the store how much K/V is in use."""
         while True:
-            residents = self.residents.held()
+            residents = self.residents.as_list()
             args = [arg for resident in residents for arg in (resident.session_id, resident.epoch)]
             strangers = {int(session) for session in self.worker.call("strangers", self.residents.kv_tokens, *args)}
             if not strangers:
@@ -265,7 +265,7 @@ class DecodeProcess:
             return {"said": "lost"}, b""
         if answer[0] == b"stale":  # an earlier fence or epoch, which may change nothing here
             return {"said": "stale"}, b""
-        resident = self.residents.known(session, epoch, int(header["order"]))
+        resident = self.residents.find_or_add(session, epoch, int(header["order"]))
         if self._is_landed(resident, answer, fence, task):
             self._inbox.put(_Landed(resident, int(header["start"]), payload, token, answer[1].decode(), at_s))
         return {"said": answer[0].decode()}, b""
@@ -275,11 +275,11 @@ class DecodeProcess:
         answer: list[bytes] = self.worker.call("land", session, epoch, task, fence, *encoded, self.residents.kv_tokens)
         return answer
 
-    def _is_landed(self, resident: Resident, said: list[bytes], fence: str, task: int) -> bool:
+    def _is_landed(self, resident: Resident, answer: list[bytes], fence: str, task: int) -> bool:
         """Whether the store has the prefill, and this worker has not taken it in. "again" may answer a first landing, which is sent
         twice if Redis falls silent."""
         landed = (task, fence)
-        if said[0] not in (b"ok", b"again") or resident.landed == landed:
+        if answer[0] not in (b"ok", b"again") or resident.landed == landed:
             return False
         resident.landed = landed
         return True
@@ -319,7 +319,7 @@ class DecodeProcess:
             return False
         claimed = self._pending
         task, end = claimed.task, claimed.task.history + claimed.task.tokens
-        resident = self.residents.known(task.session_id, claimed.epoch, task.order)
+        resident = self.residents.find_or_add(task.session_id, claimed.epoch, task.order)
         if not self._make_place(resident, end + 1):
             return False
         self._pending = None
@@ -333,7 +333,7 @@ class DecodeProcess:
         result = self.executor.run(PackedWork.of([(resident.slot, num_cached, end - num_cached, True)]))
         token = int(result.tokens[0])
         resident.computed = end
-        self._took("busy_prefill_s", time.perf_counter() - start_s)
+        self._count_busy("busy_prefill_s", time.perf_counter() - start_s)
         self.worker.call("computed", task.task_id, claimed.fence, end - num_cached)
         at_s = self.worker.store.clock.now()
         answer = self._land(task.session_id, claimed.epoch, str(task.task_id), claimed.fence, token, at_s)
@@ -347,7 +347,7 @@ class DecodeProcess:
 
     def _step(self) -> None:
         """Run a decode step: every member of the batch gets a token."""
-        batch = self._reserved()
+        batch = self._batch_with_room()
         if not batch:
             return
         start_s = time.perf_counter()
@@ -369,11 +369,11 @@ class DecodeProcess:
             self._leave({int(one) for one in lost}, {int(one) for one in rounds}, {int(one) for one in ends})
         if lost:
             self._drop_strangers()  # the word that woke it for them may have come before they were here
-        self._took("busy_decode_s", time.perf_counter() - start_s)
+        self._count_busy("busy_decode_s", time.perf_counter() - start_s)
         self._steps.append((len(batch), int(contexts.sum()), time.perf_counter() - start_s))
         if len(self._steps) >= _STEPS_AT_ONCE or not self._batch:
             store, line = self.worker.store, json.dumps(self._steps)
-            store.answered(lambda: store.client.rpush(store.key("steps", self.worker.spec.worker_id), line))
+            store.retry(lambda: store.client.rpush(store.key("steps", self.worker.spec.worker_id), line))
             self._steps.clear()
 
     def _leave(self, lost: set[int], rounds: set[int], ends: set[int]) -> None:
@@ -387,7 +387,7 @@ class DecodeProcess:
                 remaining.append(resident)
         self._batch = remaining
 
-    def _reserved(self) -> list[Resident]:
+    def _batch_with_room(self) -> list[Resident]:
         """Return the batch, without the youngest members if memory does not hold another token for all."""
         while self._batch:
             slots, contexts = np.array([(member.slot, member.context) for member in self._batch], dtype=np.int64).T
@@ -414,6 +414,6 @@ class DecodeProcess:
         self.residents.drop(resident)
         self.worker.call("preempt", resident.session_id, resident.epoch)
 
-    def _took(self, what: str, seconds: float) -> None:
-        self._busy[what] += seconds
+    def _count_busy(self, activity: str, seconds: float) -> None:
+        self._busy[activity] += seconds
         self.worker.said.update(self._busy, kv_peak=self.residents.kv_peak, kv_evicted=self.residents.evicted)

@@ -66,7 +66,7 @@ class Fleet:
         return pid
 
     @property
-    def ended(self) -> dict[int, int]:
+    def exit_codes(self) -> dict[int, int]:
         """The exit codes of the workers whose process has ended."""
         codes = {worker_id: process.exitcode for worker_id, process in self._processes.items()}
         return {worker_id: code for worker_id, code in codes.items() if code is not None}
@@ -74,7 +74,7 @@ class Fleet:
     def check(self) -> None:
         """Raises RunError if a worker has ended by itself with an error, or if no worker of a role is left. The run survives the
         loss of any other worker."""
-        ended = self.ended
+        ended = self.exit_codes
         for worker_id, code in ended.items():
             if code > 0:
                 if fault := self.store.fields("worker", worker_id).get(FAULT):
@@ -87,7 +87,7 @@ class Fleet:
             self._silent_s = {role: self._silent_s.get(role, now) for role in self._of_role if role not in alive}
         for role, ids in self._of_role.items():
             if ended.keys() >= ids:
-                endings = ", ".join(f"worker {each} {_ending(ended[each])}" for each in sorted(ids))
+                endings = ", ".join(f"worker {each} {_exit_text(ended[each])}" for each in sorted(ids))
                 raise RunError(
                     f"no {role} worker is left ({endings}): see whether memory ran out, and run the command again"
                 )
@@ -125,14 +125,14 @@ class Fleet:
     def _wait(self, start_s: float) -> None:
         deadline_s = time.monotonic() + start_s
         while {member.view.worker_id for member in self.store.members()} < set(self._specs):
-            for worker_id, code in self.ended.items():
-                raise RunError(f"worker {worker_id} {_ending(code)} before it took part: its output says why")
+            for worker_id, code in self.exit_codes.items():
+                raise RunError(f"worker {worker_id} {_exit_text(code)} before it took part: its output says why")
             if time.monotonic() > deadline_s:
                 raise RunError(f"workers did not start within {start_s:g} s")
             time.sleep(0.02)
 
 
-def _ending(code: int) -> str:
+def _exit_text(code: int) -> str:
     return f"ended with exit code {code}" if code >= 0 else f"was killed by signal {-code}"
 
 

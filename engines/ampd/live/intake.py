@@ -190,27 +190,27 @@ class SessionIntake:
         store = self._store
         number = None if session is None else store.fields("names").get(session)
         if number is None:
-            number = store.answered(lambda: store.client.incr(store.key("num_names")))
+            number = store.retry(lambda: store.client.incr(store.key("num_names")))
             if session is not None:
-                store.answered(lambda: store.client.hset(store.key("names"), session, number))
+                store.retry(lambda: store.client.hset(store.key("names"), session, number))
         return FIRST_NAMED + int(number)
 
-    def _begin(self, session_id: int, asked: LiveRequest) -> int:
+    def _begin(self, session_id: int, request: LiveRequest) -> int:
         """Begin the request's round, and return the session's rank by arrival."""
-        name = f"session {asked.session!r}"
+        name = f"session {request.session!r}"
         fields = self._store.fields("session", session_id)
         state = fields.get("state", "waiting")
         require(state != "done", f"{name} has ended: give another its own name")
         require(state in ("waiting", "left"), f"{name} has an answer under way: ask after it")
         history = self._store.ids(session_id)
-        added = asked.prompt[len(history) :]
+        added = request.prompt[len(history) :]
         require(
-            added.size >= 1 and asked.prompt[: len(history)].tolist() == history,
+            added.size >= 1 and request.prompt[: len(history)].tolist() == history,
             f"{name}: the prompt must begin with the session's {len(history)} tokens, answers included, and add some",
         )
         order = self.coordinator.open(session_id)
         number = 0 if state == "left" else int(fields.get("round", -1)) + 1
-        self.coordinator.begin(session_id, number, added, decode_tokens=asked.max_tokens, is_last=asked.is_last)
+        self.coordinator.begin(session_id, number, added, decode_tokens=request.max_tokens, is_last=request.is_last)
         return order
 
     def _leave(self, session_id: int, begun: Future[int]) -> None:

@@ -53,7 +53,7 @@ class PrefillProcess:
         worker.join(0)
         worker.start_heartbeat()
         for loop in (self._stage, self._send):
-            threading.Thread(target=self._beside, args=(loop,), name=loop.__name__, daemon=True).start()
+            threading.Thread(target=self._run_loop, args=(loop,), name=loop.__name__, daemon=True).start()
         while not worker.is_stopping.is_set():
             if self._fault is not None:
                 raise self._fault
@@ -74,7 +74,7 @@ class PrefillProcess:
                 self._is_busy = False
         worker.report()
 
-    def _beside(self, loop: Callable[[], None]) -> None:
+    def _run_loop(self, loop: Callable[[], None]) -> None:
         """Run a thread's loop. Its error ends the process, which without the thread would be alive and do nothing."""
         try:
             loop()
@@ -89,13 +89,13 @@ class PrefillProcess:
         self._is_busy = True
         self._place.release()  # the next one is chosen now
         start_s = time.perf_counter()
-        token, payload = self._prefilled(staged, end)
+        token, payload = self._prefill(staged, end)
         self._busy_s += time.perf_counter() - start_s
         worker.said["busy_prefill_s"] = self._busy_s
         if worker.call("computed", task.task_id, claimed.fence, end - num_cached) == b"ok":
             self._outgoing.put(_Sent(claimed, token, num_cached, payload, worker.store.clock.now()))
 
-    def _prefilled(self, staged: _Staged, end: int) -> tuple[int, memoryview]:
+    def _prefill(self, staged: _Staged, end: int) -> tuple[int, memoryview]:
         """Return the first token and the computed K/V."""
         executor, num_cached = self.executor, staged.have
         slot = executor.open()
@@ -141,7 +141,7 @@ class PrefillProcess:
         except OSError:
             return None
         if payload:
-            self._transferred(claimed, "history", claimed.home, self.worker.spec.worker_id, len(payload), start_s)
+            self._record_transfer(claimed, "history", claimed.home, self.worker.spec.worker_id, len(payload), start_s)
         return _Staged(claimed, payload, int(header["have"]))
 
     def _send(self) -> None:
@@ -168,12 +168,12 @@ class PrefillProcess:
                 peers.ask(claimed.address, header, payload)
             except OSError:
                 continue  # the home is gone, and the task with it
-            self._transferred(claimed, "increment", worker.spec.worker_id, claimed.home, len(payload), computed_s)
+            self._record_transfer(claimed, "increment", worker.spec.worker_id, claimed.home, len(payload), computed_s)
 
-    def _transferred(
+    def _record_transfer(
         self, claimed: Claimed, content: str, source: int, target: int, num_bytes: int, start_s: float
     ) -> None:
         store = self.worker.store
         tokens = num_bytes // self._kv_bytes
         row = [claimed.task.task_id, content, source, target, tokens, num_bytes, start_s, store.clock.now()]
-        store.answered(lambda: store.client.rpush(store.key("transfers"), json.dumps(row)))
+        store.retry(lambda: store.client.rpush(store.key("transfers"), json.dumps(row)))

@@ -108,16 +108,16 @@ def profile_live(
         runs[name] = collect(store, sessions, start_s, roles, {}, since=mark)
     coordinator = Coordinator(store, binder=LeastKvMemory(), router=RemoteOnly("shortest"), estimator=None)
     logs = {worker: store.key("steps", worker) for worker in roles}
-    num_steps = {worker: store.answered(partial(store.client.llen, log)) for worker, log in logs.items()}
+    num_steps = {worker: store.retry(partial(store.client.llen, log)) for worker, log in logs.items()}
     for context, batch in itertools.product(grid.contexts, grid.batches):
         together = [Session(next(numbers), 0.0, (Round(context, grid.steps),)) for _ in range(batch)]
         serve(coordinator, together, prompts, until_s=until_s, on_turn=on_turn)
     steps = [row for worker in roles for row in _steps(store, worker, num_steps[worker])]
     store.call("forget")
-    return _fitted(runs["remote"], runs["local"], steps, round(float(np.mean(grid.contexts))))
+    return _fit(runs["remote"], runs["local"], steps, round(float(np.mean(grid.contexts))))
 
 
-def _fitted(
+def _fit(
     remote: ClusterRun, local: ClusterRun, steps: Sequence[tuple[int, int, float]], decode_context: int
 ) -> LiveProfile:
     length = np.array(remote.transfers["tokens"], dtype=np.float64)
@@ -172,7 +172,7 @@ def _medians(points: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 def _steps(store: Store, worker: int, start: int) -> list[tuple[int, int, float]]:
     """Return (batch, context, seconds) of each decode step. The context is binned, so that there are repeats."""
-    lines = store.answered(lambda: store.client.lrange(store.key("steps", worker), start, -1))
+    lines = store.retry(lambda: store.client.lrange(store.key("steps", worker), start, -1))
     rows = [row for line in lines for row in json.loads(line)]
     return [(batch, round(context / batch / 64) * 64 * batch, seconds) for batch, context, seconds in rows]
 

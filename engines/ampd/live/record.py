@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from engines.ampd.live.store import Store, held
+from engines.ampd.live.store import Store, from_hash
 from engines.cluster.record import ClusterRun, Gaps, RoundRow, SessionRow, TaskRow, TransferRow, WorkerRow, table_of
 from engines.cluster.sessions import Session
 
@@ -48,7 +48,7 @@ def collect(
     """Return the tables of a run. ``roles`` holds the role of every worker that there was."""
     end_task = int(store.fields("run").get("next_task", 0))
     numbers = range(since.task, end_task)
-    tasks = [_task(store.fields("task", number), number - since.task, began) for number in numbers]
+    tasks = [_task_row(store.fields("task", number), number - since.task, began) for number in numbers]
     first = {(task.session_id, task.round): task for task in tasks if task.kind != "recompute"}
     session_rows: list[SessionRow] = []
     round_rows: list[RoundRow] = []
@@ -87,7 +87,7 @@ def collect(
         tasks=table_of(TaskRow, tasks),
         transfers=table_of(TransferRow, _transfers(store, began, since.task)),
         workers=table_of(
-            WorkerRow, [_worker(store, worker, role, tasks, since) for worker, role in sorted(roles.items())]
+            WorkerRow, [_worker_row(store, worker, role, tasks, since) for worker, role in sorted(roles.items())]
         ),
         gaps=Gaps(
             np.array([row for row, _ in gap_rows], dtype=np.int64),
@@ -109,9 +109,9 @@ def answers(store: Store, session: Session) -> list[list[int]]:
     return answer_ids
 
 
-def _task(words: Mapping[str, str], number: int, began: float) -> TaskRow:
+def _task_row(words: Mapping[str, str], number: int, began: float) -> TaskRow:
     extra = {"task_id": str(number), "round": words["round_index"], "worker_id": words["worker"] or "-1"}
-    row = held(TaskRow, {**words, **extra})
+    row = from_hash(TaskRow, {**words, **extra})
     for name in _TIMES:
         if (time_s := getattr(row, name)) is not None:
             setattr(row, name, time_s - began)
@@ -121,7 +121,7 @@ def _task(words: Mapping[str, str], number: int, began: float) -> TaskRow:
 def _transfers(store: Store, began: float, first: int) -> list[TransferRow]:
     """Rows of the transfers that reached the other side. A prefill that was done twice has both."""
     rows = []
-    for line in store.answered(lambda: store.client.lrange(store.key("transfers"), 0, -1)):
+    for line in store.retry(lambda: store.client.lrange(store.key("transfers"), 0, -1)):
         task, content, source, target, tokens, num_bytes, start_s, end_s = json.loads(line)
         if task < first:
             continue
@@ -135,7 +135,7 @@ def _busy(fields: Mapping[str, str]) -> tuple[float, ...]:
     return tuple(float(fields.get(name, 0.0)) for name in _BUSY)
 
 
-def _worker(store: Store, worker_id: int, role: str, tasks: Sequence[TaskRow], since: Mark) -> WorkerRow:
+def _worker_row(store: Store, worker_id: int, role: str, tasks: Sequence[TaskRow], since: Mark) -> WorkerRow:
     fields = store.fields("worker", worker_id)
     busy_before_s = since.busy_s.get(worker_id, (0.0, 0.0))
     landed = [task for task in tasks if task.worker_id == worker_id and task.landed_s is not None]

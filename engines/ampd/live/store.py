@@ -93,7 +93,7 @@ class Store:
         self._script = client.register_script(
             "".join((files(__package__) / name).read_text(encoding="utf-8") for name in ("state.lua", "operations.lua"))
         )
-        self.clock = clock or self.answered(lambda: RedisClock(client))
+        self.clock = clock or self.retry(lambda: RedisClock(client))
 
     @staticmethod
     def connect(url: str, prefix: str, *, outage_s: float = 20.0) -> "Store":
@@ -104,15 +104,15 @@ class Store:
 
     def call(self, operation: str, *args: Any, now: float | None = None) -> Any:
         """Run an operation of ``operations.lua``, as of ``now`` or of when it gets through. Floats are sent to the last bit."""
-        encoded = [_sent(arg) for arg in args]
+        encoded = [_encode(arg) for arg in args]
 
         def ask() -> Any:
             time_s = self.clock.now() if now is None else now
             return self._script(keys=[self.prefix], args=[operation, repr(time_s), *encoded])
 
-        return self.answered(ask)
+        return self.retry(ask)
 
-    def answered(self, ask: Callable[[], T]) -> T:
+    def retry(self, ask: Callable[[], T]) -> T:
         """Return what ``ask`` returns, and ask again while Redis is away. Raises RunError if it stays away or has lost the run."""
         outage_start: float | None = None
         while True:
@@ -144,7 +144,7 @@ class Store:
 
     def read(self, *parts: object) -> bytes:
         """Read a string of bytes."""
-        content: bytes = self.answered(lambda: self.client.get(self.key(*parts))) or b""
+        content: bytes = self.retry(lambda: self.client.get(self.key(*parts))) or b""
         return content
 
     def ids(self, session_id: int, start: int = 0, end: int = 2**28) -> list[int]:
@@ -152,27 +152,27 @@ class Store:
         if end <= start:
             return []
         key = self.key("ids", session_id)
-        encoded = self.answered(lambda: self.client.getrange(key, 4 * start, 4 * end - 1))
+        encoded = self.retry(lambda: self.client.getrange(key, 4 * start, 4 * end - 1))
         ids: list[int] = np.frombuffer(encoded, dtype=np.int32).tolist()
         return ids
 
     def fields(self, *parts: object) -> dict[str, str]:
         """Read a hash."""
-        fields = self.answered(lambda: self.client.hgetall(self.key(*parts)))
+        fields = self.retry(lambda: self.client.hgetall(self.key(*parts)))
         return {name.decode(): value.decode() for name, value in fields.items()}
 
     def log(self) -> list[str]:
         """The decisions in their order. A "+" stands before one that took effect, a "-" before one that came too late."""
-        return [line.decode() for line in self.answered(lambda: self.client.lrange(self.key("log"), 0, -1))]
+        return [line.decode() for line in self.retry(lambda: self.client.lrange(self.key("log"), 0, -1))]
 
     def follow(self, *parts: object) -> Callable[[float], list[dict[str, str]]]:
         """Return a function, for one thread, that reads the new entries of a stream, and waits up to ``wait_s`` seconds for the first."""
         key, mark = self.key(*parts), "0"
 
-        def told(wait_s: float) -> list[dict[str, str]]:
+        def new_entries(wait_s: float) -> list[dict[str, str]]:
             nonlocal mark
             block = max(1, int(min(wait_s, ANSWER_S / 2) * 1000))
-            streams = self.answered(lambda: self.client.xread({key: mark}, block=block))
+            streams = self.retry(lambda: self.client.xread({key: mark}, block=block))
             if isinstance(streams, Mapping):
                 streams = [
                     (name, entries[0] if isinstance(entries[0], list) else entries) for name, entries in streams.items()
@@ -180,12 +180,12 @@ class Store:
             entries = [entry for _, entries in streams for entry in entries]
             if entries:
                 mark = entries[-1][0].decode()
-            return [texts(fields) for _, fields in entries]
+            return [decode_hash(fields) for _, fields in entries]
 
-        return told
+        return new_entries
 
     def losses(self) -> Losses:
-        lost = self.answered(lambda: self.client.lrange(self.key("lost"), 0, -1))
+        lost = self.retry(lambda: self.client.lrange(self.key("lost"), 0, -1))
         return Losses(tuple(map(int, lost)), int(self.fields("run").get("taken_back", 0)))
 
     def clear(self) -> None:
@@ -212,22 +212,22 @@ def client_of(url: str, answer_s: float) -> Any:
     try:
         return redis.Redis.from_url(url, **timeouts, retry=Retry(NoBackoff(), 0))
     except ValueError as error:
-        raise UserError(f"redis={shown(url)!r} is no address ({error}): write redis://HOST:PORT") from None
+        raise UserError(f"redis={without_password(url)!r} is no address ({error}): write redis://HOST:PORT") from None
 
 
-def shown(url: str) -> str:
+def without_password(url: str) -> str:
     """The address as it may be shown: without its password."""
     return re.sub(r"(?<=://).*@", "***@", re.sub(r"(?<=password=)[^&]*", "***", url))
 
 
-def texts(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, str]:
+def decode_hash(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, str]:
     """Decode a hash as Lua or the client returns it."""
     if isinstance(flat, Mapping):
         return {name.decode(): value.decode() for name, value in flat.items()}
     return {flat[index].decode(): flat[index + 1].decode() for index in range(0, len(flat), 2)}
 
 
-def held(kind: type[T], words: Mapping[str, str]) -> T:
+def from_hash(kind: type[T], words: Mapping[str, str]) -> T:
     """Build a dataclass from a hash. Each field is read by its name and declared type; fields that the hash lacks have their defaults."""
     readers = _readers(kind)  # type: ignore[arg-type]
     return kind(**{name: read(words[name]) for name, read in readers.items() if name in words})
@@ -239,14 +239,17 @@ def _readers(kind: type[Any]) -> Mapping[str, Callable[[str], Any]]:
 
 
 def _member(row: Sequence[bytes]) -> Member:
-    fields = texts(row)
+    fields = decode_hash(row)
     role, incarnation = fields["role"], fields["incarnation"]
     return Member(
-        view=held(WorkerSnapshot, fields), role=role, incarnation=incarnation, is_suspended=fields["suspended"] == "1"
+        view=from_hash(WorkerSnapshot, fields),
+        role=role,
+        incarnation=incarnation,
+        is_suspended=fields["suspended"] == "1",
     )
 
 
-def _sent(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     if isinstance(value, bool):
         return int(value)
     return repr(value) if isinstance(value, float) else value

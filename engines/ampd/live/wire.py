@@ -34,12 +34,12 @@ def send(connection: socket.socket, header: Header, payload: Buffer = b"") -> No
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], bytearray]:
     """Raises ConnectionError if the other side is gone."""
-    num_words, num_bytes = _SIZES.unpack(_exactly(connection, _SIZES.size))
-    header: dict[str, Any] = json.loads(_exactly(connection, num_words))
-    return header, _exactly(connection, num_bytes)
+    num_words, num_bytes = _SIZES.unpack(_receive_exactly(connection, _SIZES.size))
+    header: dict[str, Any] = json.loads(_receive_exactly(connection, num_words))
+    return header, _receive_exactly(connection, num_bytes)
 
 
-def _exactly(connection: socket.socket, count: int) -> bytearray:
+def _receive_exactly(connection: socket.socket, count: int) -> bytearray:
     buffer = bytearray(count)
     view, offset = memoryview(buffer), 0
     while offset < count:

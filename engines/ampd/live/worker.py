@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from engines.ampd.live.decisions import choose, order_line
-from engines.ampd.live.store import Store, held, texts
+from engines.ampd.live.store import Store, decode_hash, from_hash
 from engines.ar.torch.executor import PagedExecutor
 from engines.ar.torch.rows import PackedWork
 from engines.errors import RunError
@@ -120,8 +120,8 @@ class LiveWorker:
             version, busy_until, rows, era = self.call("queue")
             if not rows:
                 return None
-            fields = {int(row["task_id"]): row for row in map(texts, rows)}
-            tasks = [held(PrefillTask, row) for row in fields.values()]
+            fields = {int(row["task_id"]): row for row in map(decode_hash, rows)}
+            tasks = [from_hash(PrefillTask, row) for row in fields.values()]
             snapshots = [asdict(task) for task in tasks]
             start_s = max(now, float(busy_until))
             queue_of = (self.incarnation, era)
@@ -142,10 +142,10 @@ class LiveWorker:
             if answer == b"changed":
                 continue
             self._queue, self._queue_of = choice.queue, queue_of
-            task, session, address, ids = texts(answer[0]), texts(answer[1]), answer[2].decode(), answer[3]
+            task, session, address, ids = decode_hash(answer[0]), decode_hash(answer[1]), answer[2].decode(), answer[3]
             tokens = np.frombuffer(ids, dtype=np.int32).astype(np.int64)
             home = int(session["home"] or -1)
-            return Claimed(held(PrefillTask, task), task["fence"], session["epoch"], home, address, tokens)
+            return Claimed(from_hash(PrefillTask, task), task["fence"], session["epoch"], home, address, tokens)
 
     def start_heartbeat(self) -> None:
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
@@ -157,7 +157,7 @@ class LiveWorker:
     def report(self) -> None:
         if self.said:
             key = self.store.key("worker", self.spec.worker_id)
-            self.store.answered(lambda: self.store.client.hset(key, mapping=self.said))
+            self.store.retry(lambda: self.store.client.hset(key, mapping=self.said))
 
     def _beat(self) -> None:
         while not self.is_stopping.wait(self.spec.lease_s / 4):

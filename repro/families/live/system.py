@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from engines.ampd.live.intake import Deciding, Limits
-from engines.ampd.live.store import RedisServer, Store, client_of, load_redis, redis_program, shown
+from engines.ampd.live.store import RedisServer, Store, client_of, load_redis, redis_program, without_password
 from engines.ampd.performance import PerformanceModel, Piecewise
 from engines.ampd.system import AmpdConfig
 from engines.cluster.hardware import Deployment
@@ -240,7 +240,7 @@ class LiveDeployment:
                     client.ping()
             except (load_redis().RedisError, OSError) as error:
                 raise UserError(
-                    f"redis={shown(url)!r} does not answer ({error}): start it, or correct the address"
+                    f"redis={without_password(url)!r} does not answer ({error}): start it, or correct the address"
                 ) from None
         self.front.check_machine()
 
@@ -265,7 +265,7 @@ class LiveDeployment:
                 lease_s=settings.knobs.lease_s,
             )
             served = self.front.serve(deciding, sessions, prompts, store, fleet)
-            losses, ended = store.losses(), fleet.ended
+            losses, ended = store.losses(), fleet.exit_codes
             fleet.stop()  # with which workers report for the last time
             started_s, mark, end_s = served.began, served.mark, served.end_s
             run = collect(store, sessions, started_s, settings.roles, {"end_s": end_s}, since=mark)

@@ -22,7 +22,7 @@ from support.live import Hand, client_of_any, needs_store
 
 from engines.ampd.live.coordinator import Coordinator
 from engines.ampd.live.decisions import Dequeued, Replay, choose, order_line, replay
-from engines.ampd.live.store import Store, held, texts
+from engines.ampd.live.store import Store, decode_hash, from_hash
 from engines.ampd.performance import profile_hardware
 from engines.ampd.policies import AdaptiveRouter, ReorderingQueue, RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
@@ -179,7 +179,7 @@ class LiveQueue(PrefillQueue):
     def take(self, now: float) -> PrefillTask:
         store, worker_id = self.mirror.store, self.worker.worker_id
         version, _, found, _ = store.call("queue", worker_id, "a")
-        tasks = [held(PrefillTask, texts(fields)) for fields in found]
+        tasks = [from_hash(PrefillTask, decode_hash(fields)) for fields in found]
         before = [asdict(task) for task in tasks]
         choice = choose(self.make, self.last, tasks, now)
         rest = [part for task in choice.rest for part in (task.task_id, task.postponed)]
@@ -200,7 +200,7 @@ class LiveQueue(PrefillQueue):
             line,
             *rest,
         )
-        self.mirror.fence[taken.task_id] = texts(said[0])["fence"]
+        self.mirror.fence[taken.task_id] = decode_hash(said[0])["fence"]
         return self._obeyed(choice)
 
     def _obeyed(self, choice: Dequeued) -> PrefillTask:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.clusters import LinearCost, TokenEstimator, links, serve, session, simulation
 
-from engines.ampd.live.profile import LiveProfile, _fitted, simulate_live
+from engines.ampd.live.profile import LiveProfile, _fit, simulate_live
 from engines.cluster.record import ClusterRun, observe
 from engines.cluster.sessions import Session
 from engines.policies.routing import LeastKvMemory, Local, RemoteOnly
@@ -41,7 +41,7 @@ def test_twin_of_a_known_cluster_is_that_cluster():
     remote = serve(simulation(prefills=1, cost=COST, router=RemoteOnly(), kv_links=KV), *alone)
     local = serve(simulation(cost=COST, router=Local()), *alone)
     steps = [(b, b * c, 10e-3 + 1e-5 * b * c) for b, c in itertools.product((1, 2, 4, 8), (64, 768))]
-    profile = _fitted(remote, local, steps, 416)
+    profile = _fit(remote, local, steps, 416)
 
     assert profile.performance.prefill_s(100, 300, 1) == pytest.approx(0.3, rel=1e-6)
     assert profile.performance.transfer_s(500, 1, 1) == pytest.approx(13e-3, rel=1e-6)

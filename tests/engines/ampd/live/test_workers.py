@@ -86,7 +86,7 @@ class Live:
         while not all(map(_is_stopped, Path(f"/proc/{pid}/task").iterdir())):
             time.sleep(0.001)
         for _ in range(2):  # one may go before what came with it from another connection
-            self.store.answered(self.store.client.ping)
+            self.store.retry(self.store.client.ping)
 
     def caught_in(self, worker: int) -> str:
         """The task under way there, if any; asked again and again this stops the worker in the middle of one."""
@@ -390,7 +390,7 @@ def test_the_last_prefill_worker_that_dies_or_falls_silent_ends_the_run(live, mo
     sentence = r"no prefill worker is left \(worker 2 was killed by signal 9, worker 3 was killed by signal 9\)"
     with pytest.raises(RunError, match=sentence):
         live.serve(live.sessions(4, tokens=600), disturb)
-    assert live.fleet.ended == {2: -9, 3: -9}
+    assert live.fleet.exit_codes == {2: -9, 3: -9}
     for worker in PREFILLS:
         live.again(worker)
 
@@ -558,9 +558,9 @@ def test_a_session_that_is_back_under_another_epoch_outlives_who_it_was():
     model = load_causal(tiny_causal(d_model=32, n_layers=1), weights="random", seed=0)
     executor = PagedExecutor(model, num_slots=2, max_len=64, num_tokens=128)
     residents = Residents(executor)
-    before = residents.known(5, "0", 0)
+    before = residents.find_or_add(5, "0", 0)
     assert residents.place(before, 9)
-    back = residents.known(5, "1", 0)
+    back = residents.find_or_add(5, "1", 0)
     assert executor.tables.num_free_slots == 2
     assert residents.place(back, 9)
     residents.drop(before)
@@ -568,4 +568,4 @@ def test_a_session_that_is_back_under_another_epoch_outlives_who_it_was():
     assert not residents.is_known(before)
     assert residents.grow(np.array([back.slot]), np.array([20]))
     residents.drop(back)
-    assert (executor.tables.num_free_slots, residents.kv_tokens, residents.held()) == (2, 0, [])
+    assert (executor.tables.num_free_slots, residents.kv_tokens, residents.as_list()) == (2, 0, [])
