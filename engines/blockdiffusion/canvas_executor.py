@@ -163,7 +163,7 @@ class CanvasExecutor(TorchBlockExecutor):
                 for rule, step in zip(denoised.rules, denoised.step, strict=True)
             ]
             temperatures = self._staging.floats(np.repeat(temperature, self.block)).float()
-            values, soft = self._reduced(hidden.index_select(0, row), temperatures, self._staging.send(*drawn))
+            values, soft = self._reduce(hidden.index_select(0, row), temperatures, self._staging.send(*drawn))
             self._soft.index_copy_(0, slot, soft.view(len(slots), self.block, -1))
             # One transfer, the only one that waits for the device.
             sampled, likeliest, entropy = values.cpu().numpy().reshape(3, *shape)
@@ -195,26 +195,26 @@ class CanvasExecutor(TorchBlockExecutor):
         attend = self.attention.attend(rows, self.pool)
         return self.model.hidden(sent, self.model.rotary(position), attend, canvas)
 
-    def _reduced(self, hidden: Tensor, temperature: Tensor, drawn: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def _reduce(self, hidden: Tensor, temperature: Tensor, draws: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return float64 [3, m]: drawn tokens, likeliest tokens and entropies of hidden states [m, d]; and their soft embeddings [m, d]."""
         values, soft = [], []
-        m, flat = len(hidden), [tensor.flatten() for tensor in drawn]
+        m, flat = len(hidden), [tensor.flatten() for tensor in draws]
         min_rows = self.model.min_rows
         if m < min_rows:
             index = torch.arange(min_rows, device=self.device) % m
             hidden, temperature, flat = hidden[index], temperature[index], [tensor[index] for tensor in flat]
         for part in equal_parts(len(hidden), self._max_num_logits):
-            result = self._of_part(hidden[part], temperature[part], [tensor[part] for tensor in flat])
+            result = self._reduce_part(hidden[part], temperature[part], [tensor[part] for tensor in flat])
             values.append(result[0])
             soft.append(result[1])
         return torch.cat(values, dim=1)[:, :m], torch.cat(soft)[:m]
 
-    def _of_part(self, hidden: Tensor, temperature: Tensor, drawn: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Like ``_reduced``, for so few rows that their logits fit."""
+    def _reduce_part(self, hidden: Tensor, temperature: Tensor, draws: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Like ``_reduce``, for so few rows that their logits fit."""
         scaled = self.model.logits(hidden).div_(temperature.unsqueeze(1))
         likeliest = scaled.argmax(dim=-1)
         sampled = [
-            self._draws.tokens(scaled[part], *(tensor[part] for tensor in drawn))
+            self._draws.tokens(scaled[part], *(tensor[part] for tensor in draws))
             for part in equal_parts(len(scaled), _DRAWN_ROWS)
         ]
         soft = None

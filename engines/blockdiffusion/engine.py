@@ -80,7 +80,7 @@ class BlockEngine:
             return None
         sequences = [self.sequences[work.request_id] for work in plan.works]
         denoising = [sequence for sequence, work in zip(sequences, plan.works, strict=True) if work.rows is not None]
-        blocks = _stacked(denoising)
+        blocks = _stack_blocks(denoising)
         groups: dict[DecodeRule, list[int]] = {}  # equal rules decide together
         for i, sequence in enumerate(denoising):
             groups.setdefault(sequence.request.rule, []).append(i)
@@ -90,14 +90,14 @@ class BlockEngine:
         outcome = self.executor.run(plan, _denoised(denoising, blocks, wanted))
         was_done = self.scheduler.were_done(denoising)
         if outcome.likeliest is not None:
-            blocks = blocks._replace(full=_seen(denoising, outcome, was_done))
+            blocks = blocks._replace(full=_count_repeats(denoising, outcome, was_done))
         take, is_done = np.zeros_like(wanted), np.zeros(len(denoising), dtype=bool)
         for rule, indices in groups.items():
             predicted = outcome.tokens[indices], outcome.confidence[indices]
             take[indices], is_done[indices] = ask(rule.decide, blocks.of(indices), *predicted)
-        take, is_done = self.scheduler.settled(denoising, take, is_done)
-        committed, prefilled = self._caught_up(plan, sequences, outcome)
-        finished = self._decided(denoising, outcome, take, is_done, was_done)
+        take, is_done = self.scheduler.written_verdicts(denoising, take, is_done)
+        committed, prefilled = self._book_final(plan, sequences, outcome)
+        finished = self._book_verdicts(denoising, outcome, take, is_done, was_done)
         finished += [
             each for each, work in zip(sequences, plan.works, strict=True) if work.wants_first and each.is_over
         ]
@@ -135,7 +135,7 @@ class BlockEngine:
 
     # ---- in between ------------------------------------------------------------------------------------------------------
 
-    def _caught_up(self, plan: BlockStepPlan, sequences: Items[BlockSequence], outcome: Outcome) -> tuple[int, int]:
+    def _book_final(self, plan: BlockStepPlan, sequences: Items[BlockSequence], outcome: Outcome) -> tuple[int, int]:
         """Book the final blocks whose K/V was made; return how many are generated, and how many are of prompts."""
         firsts = iter(outcome.first.tolist())
         num_committed = num_prefilled = 0
@@ -143,7 +143,7 @@ class BlockEngine:
             sequence.rows += work.num_rows
             if work.tokens:
                 computed = sequence.computed
-                committed, prefilled = sequence.caught_up(work.tokens)
+                committed, prefilled = sequence.book_final(work.tokens)
                 num_committed, num_prefilled = num_committed + committed, num_prefilled + prefilled
                 self.scheduler.publish(sequence, computed)
             if work.wants_first:
@@ -153,14 +153,14 @@ class BlockEngine:
                     self._extend(sequence)
         return num_committed, num_prefilled
 
-    def _decided(
+    def _book_verdicts(
         self, denoising: Items[BlockSequence], outcome: Outcome, take: Bools, is_done: Bools, was_done: Bools
     ) -> list[BlockSequence]:
         """Book what the rules decided; return the requests that are over."""
         finished = []
         changed = anywhere(take)
         for i, sequence in enumerate(denoising):
-            sequence.denoised(outcome.tokens[i], take[i], was_done=bool(was_done[i]))
+            sequence.book_forward(outcome.tokens[i], take[i], was_done=bool(was_done[i]))
             if not is_done[i]:
                 if sequence.ends_within:
                     finished.append(sequence)
@@ -183,7 +183,7 @@ class BlockEngine:
         self.executor.extend(sequence.slot, start, sequence.final[start:])
 
 
-def _stacked(sequences: Items[BlockSequence]) -> Blocks:
+def _stack_blocks(sequences: Items[BlockSequence]) -> Blocks:
     if not sequences:
         empty = np.zeros(0, dtype=np.int64)
         return Blocks(NO_BLOCKS, NO_BLOCKS.astype(bool), NO_BLOCKS.astype(bool), empty, empty)
@@ -196,7 +196,7 @@ def _stacked(sequences: Items[BlockSequence]) -> Blocks:
     )
 
 
-def _seen(denoising: Items[BlockSequence], outcome: Outcome, was_done: Bools) -> Ints:
+def _count_repeats(denoising: Items[BlockSequence], outcome: Outcome, was_done: Bools) -> Ints:
     """[n] as in ``Blocks.full`` of canvases; a forward that decides nothing changes no canvas."""
     assert outcome.likeliest is not None
     assert outcome.noise is not None
@@ -204,7 +204,7 @@ def _seen(denoising: Items[BlockSequence], outcome: Outcome, was_done: Bools) ->
     for i, sequence in enumerate(denoising):
         assert isinstance(sequence, CanvasSequence)
         if not was_done[i]:
-            repeats[i] = sequence.saw(outcome.likeliest[i], outcome.noise[i])
+            repeats[i] = sequence.count_repeats(outcome.likeliest[i], outcome.noise[i])
     return repeats
 
 

@@ -140,7 +140,7 @@ class BlockDraws(Sampling):
     draws: Tensor
     """bool [m]: rows that draw; the others take the likeliest token."""
 
-    def kept(self, logits: Tensor, suppress_id: int | None) -> Tensor | None:
+    def allowed_tokens(self, logits: Tensor, suppress_id: int | None) -> Tensor | None:
         """[m, V] the tokens whose probabilities confidence is read from: among the ``top_k`` likeliest, the shortest prefix whose
         probabilities sum to more than ``top_p``. None if all are.
 
@@ -160,8 +160,8 @@ class BlockDraws(Sampling):
             is_kept |= (rank == 1) & (token[:, :1] == suppress_id)
         return torch.empty_like(is_kept).scatter_(1, token, is_kept)
 
-    def tokens(self, logits: Tensor, greedy: Tensor, kept: Tensor | None) -> Tensor:
-        return torch.where(self.draws, super().tokens(logits, greedy, kept), greedy)
+    def tokens(self, logits: Tensor, greedy: Tensor, allowed: Tensor | None) -> Tensor:
+        return torch.where(self.draws, super().tokens(logits, greedy, allowed), greedy)
 
     def remasked(self, confidence: Tensor) -> Tensor:
         return confidence
@@ -179,9 +179,9 @@ def step_draws(
     request, place = np.nonzero(denoised.wanted)
     sampling, num_first = denoised.sampling, len(wanted) - len(request)
 
-    def column(of_requests: Sequence[float], otherwise: float) -> np.ndarray:
+    def column(values: Sequence[float], otherwise: float) -> np.ndarray:
         """[m] the value of each row's request; integers stay integers."""
-        return np.append(np.array(of_requests)[request], np.full(num_first, otherwise))
+        return np.append(np.array(values)[request], np.full(num_first, otherwise))
 
     seeds = column([each.seed for each in sampling], 0)
     draw = column(denoised.draw.tolist(), 0)
@@ -199,17 +199,17 @@ def step_draws(
     )
 
 
-def reduced(
-    model: PackedModel, hidden: Tensor, reduction: Reduction, draws: BlockDraws | None, *, most: int
+def reduce_hidden(
+    model: PackedModel, hidden: Tensor, reduction: Reduction, draws: BlockDraws | None, *, max_rows: int
 ) -> Reduced:
-    """Return token and confidence of hidden states [m, d], with at most ``most`` rows of logits at a time. Parts have nearly equal sizes:
+    """Return token and confidence of hidden states [m, d], with at most ``max_rows`` rows of logits at a time. Parts have nearly equal sizes:
     none is so small that it would be summed in another order."""
-    parts = equal_parts(len(hidden), most)
+    parts = equal_parts(len(hidden), max_rows)
     return joined(reduction(model.logits(hidden[part]), None if draws is None else draws.rows(part)) for part in parts)
 
 
-def equal_parts(count: int, most: int) -> list[slice]:
-    bounds = np.linspace(0, count, -(-count // most) + 1).astype(int).tolist()
+def equal_parts(count: int, max_rows: int) -> list[slice]:
+    bounds = np.linspace(0, count, -(-count // max_rows) + 1).astype(int).tolist()
     return [slice(start, end) for start, end in pairwise(bounds)]
 
 
@@ -306,7 +306,7 @@ class TorchBlockExecutor:
             ids, position = self._staging.send(self._ids(plan, rows, denoised), rows.position)
             attend = self.attention.attend(rows, self.pool)
             hidden = self.model.hidden(ids, self.model.rotary(position), attend)
-            tokens, confidence = self._predicted(hidden, rows, denoised, min_rows)
+            tokens, confidence = self._predict(hidden, rows, denoised, min_rows)
         outcome = Outcome(
             np.zeros(denoised.wanted.shape, dtype=np.int64),
             np.full(denoised.wanted.shape, -np.inf, dtype=confidence.dtype),
@@ -335,9 +335,7 @@ class TorchBlockExecutor:
             ids[(rows.first_denoised[:, None] + offset)[is_computed]] = block_ids[is_computed]
         return ids
 
-    def _predicted(
-        self, hidden: Tensor, rows: BlockStepRows, denoised: Denoised, least: int
-    ) -> tuple[Ints, np.ndarray]:
+    def _predict(self, hidden: Tensor, rows: BlockStepRows, denoised: Denoised, least: int) -> tuple[Ints, np.ndarray]:
         """Return tokens and confidences of the wanted rows, on the host."""
         wanted = wanted_rows(rows, denoised, int(self.shifts))
         if not len(wanted):
@@ -347,7 +345,7 @@ class TorchBlockExecutor:
         if draws is not None and len(index) > len(wanted):
             draws = draws.rows(self._staging.ints([*range(len(wanted)), *[0] * (len(index) - len(wanted))]))
         picked = hidden.index_select(0, self._staging.ints(index))
-        token, confidence = reduced(self.model, picked, self._reduction, draws, most=self._max_num_logits)
+        token, confidence = reduce_hidden(self.model, picked, self._reduction, draws, max_rows=self._max_num_logits)
         # One transfer, the only one that waits for the device.
         values = torch.stack((token.double(), confidence.double())).cpu().numpy()
         require(

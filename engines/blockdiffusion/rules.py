@@ -36,8 +36,8 @@ class Blocks(NamedTuple):
     full: Ints
     """[n] how many of these found no hole. For canvases: how many right before this one found the same tokens likeliest."""
 
-    def of(self, which: list[int]) -> "Blocks":
-        return Blocks(self.ids[which], self.holes[which], self.given[which], self.step[which], self.full[which])
+    def of(self, rows: list[int]) -> "Blocks":
+        return Blocks(self.ids[rows], self.holes[rows], self.given[rows], self.step[rows], self.full[rows])
 
 
 class Verdict(NamedTuple):
@@ -80,7 +80,7 @@ class DecodeRule(Checked, ABC):
         """Decide by the predicted tokens and confidence [n, B], which are arbitrary where none is wanted."""
 
 
-def _filled(blocks: Blocks, take: Bools) -> Verdict:
+def _verdict(blocks: Blocks, take: Bools) -> Verdict:
     return Verdict(take, ~anywhere(blocks.holes & ~take))
 
 
@@ -115,7 +115,7 @@ class LowConfidence(DecodeRule):
     threshold: Level = 0.95
 
     def decide(self, blocks: Blocks, tokens: Ints, confidence: Floats) -> Verdict:
-        return _filled(blocks, surest(confidence, blocks.holes, self.threshold, np.ones(len(tokens), dtype=np.int64)))
+        return _verdict(blocks, surest(confidence, blocks.holes, self.threshold, np.ones(len(tokens), dtype=np.int64)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ class Static(_Scheduled):
 
     def decide(self, blocks: Blocks, tokens: Ints, confidence: Floats) -> Verdict:
         count = quota(self.steps, tokens.shape[1], blocks.step)
-        return _filled(blocks, best(confidence, blocks.holes, count))
+        return _verdict(blocks, best(confidence, blocks.holes, count))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,7 @@ class Dynamic(_Scheduled):
 
     def decide(self, blocks: Blocks, tokens: Ints, confidence: Floats) -> Verdict:
         count = quota(self.steps, tokens.shape[1], blocks.step)
-        return _filled(blocks, surest(confidence, blocks.holes, self.threshold, count))
+        return _verdict(blocks, surest(confidence, blocks.holes, self.threshold, count))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +182,7 @@ class Sequential(_Scheduled):
 
     def decide(self, blocks: Blocks, tokens: Ints, confidence: Floats) -> Verdict:
         count = quota(self.steps, tokens.shape[1], blocks.step)
-        return _filled(blocks, blocks.holes & (blocks.holes.cumsum(axis=1) <= count[:, None]))
+        return _verdict(blocks, blocks.holes & (blocks.holes.cumsum(axis=1) <= count[:, None]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +221,7 @@ class SubBlocks(DecodeRule):
 
     def decide(self, blocks: Blocks, tokens: Ints, confidence: Floats) -> Verdict:
         ones = np.ones(len(tokens), dtype=np.int64)
-        return _filled(blocks, surest(confidence, self.wanted(blocks), self.threshold, ones))
+        return _verdict(blocks, surest(confidence, self.wanted(blocks), self.threshold, ones))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,15 +73,15 @@ class BlockScheduler:
         # A request left out of a step goes first in the next; prefills wait for requests that denoise.
         for sequence in sorted(self.running, key=lambda each: (each.missing > self.block, each.served, each.order)):
             self._run(sequence, step)
-        while not step.preempted and (admitted := self._admitted(step)) is not None:
+        while not step.preempted and (admitted := self._admit(step)) is not None:
             self._run(admitted, step)
-        return self._planned(step)
+        return self._make_plan(step)
 
     def were_done(self, denoising: Items[BlockSequence]) -> Bools:
         """[n] whether the rule was done with the block before this step."""
         return np.zeros(len(denoising), dtype=bool)
 
-    def settled(self, denoising: Items[BlockSequence], take: Bools, is_done: Bools) -> tuple[Bools, Bools]:
+    def written_verdicts(self, denoising: Items[BlockSequence], take: Bools, is_done: Bools) -> tuple[Bools, Bools]:
         """Return which verdicts of a step are written, and which blocks are then final."""
         return take, is_done
 
@@ -104,10 +104,10 @@ class BlockScheduler:
         index = next((i for i, other in enumerate(self.waiting) if other.order > sequence.order), len(self.waiting))
         self.waiting.insert(index, sequence)
 
-    def publish(self, sequence: BlockSequence, before: int) -> None:
-        """Publish the K/V of its final blocks behind the first ``before`` tokens, which was just made."""
+    def publish(self, sequence: BlockSequence, num_before: int) -> None:
+        """Publish the K/V of its final blocks behind the first ``num_before`` tokens, which was just made."""
         unit = self.tables.unit
-        first, end = before // unit, sequence.computed // unit
+        first, end = num_before // unit, sequence.computed // unit
         if self.tables.caches and end > first:
             self.tables.publish(sequence.slot, first, sequence.unit_keys(unit)[first:end])
 
@@ -137,7 +137,7 @@ class BlockScheduler:
         step.orders.add(sequence.order)
         step.budget -= work.num_rows
 
-    def _planned(self, step: _Step) -> BlockStepPlan | None:
+    def _make_plan(self, step: _Step) -> BlockStepPlan | None:
         if not step.works:
             return None
         self.step += 1
@@ -158,14 +158,14 @@ class BlockScheduler:
         self.tables.grow(slots, lengths)
         return True
 
-    def _admitted(self, step: _Step) -> BlockSequence | None:
+    def _admit(self, step: _Step) -> BlockSequence | None:
         """Admit the next waiting request if there is room for all it needs up to its next block's end. It gets a slot and the cached part
         of its beginning."""
         tables, block = self.tables, self.block
         if not self.waiting or not tables.num_free_slots or step.budget < 2 * block:
             return None
         sequence = self.waiting[0]
-        keys = self._reusable(sequence)
+        keys = self._reusable_keys(sequence)
         cached, idle = tables.cached(keys)
         needed = tables.blocks_for(len(sequence.final) + block) - tables.blocks_for(cached)
         if needed > tables.room - idle:
@@ -176,7 +176,7 @@ class BlockScheduler:
         step.admitted.append(sequence.request.request_id)
         return sequence
 
-    def _reusable(self, sequence: BlockSequence) -> list[bytes]:
+    def _reusable_keys(self, sequence: BlockSequence) -> list[bytes]:
         """Keys of the units that it may reuse. The block whose last row gives the next block's first token is always computed."""
         if not self.tables.caches:
             return []
@@ -204,7 +204,7 @@ class SeparateScheduler(BlockScheduler):
     def plan(self) -> BlockStepPlan | None:
         step = _Step(self.config.max_num_batched_tokens)
         denoising = [sequence for sequence in self.running if sequence.order in self._batch and not sequence.missing]
-        while not denoising and (admitted := self._admitted(step)) is not None:
+        while not denoising and (admitted := self._admit(step)) is not None:
             self._grow(admitted, len(admitted.final) + self.block, step)
         prefilling = [sequence for sequence in self.running if sequence.missing]
         denoises = bool(denoising) or not prefilling
@@ -212,12 +212,12 @@ class SeparateScheduler(BlockScheduler):
             self._run(sequence, step, denoises=denoises)
         if step.works and denoises and self.config.batching == "synchronous":
             self._batch = step.orders
-        return self._planned(step)
+        return self._make_plan(step)
 
     def were_done(self, denoising: Items[BlockSequence]) -> Bools:
         return np.array([sequence.order in self._left for sequence in denoising], dtype=bool)
 
-    def settled(self, denoising: Items[BlockSequence], take: Bools, is_done: Bools) -> tuple[Bools, Bools]:
+    def written_verdicts(self, denoising: Items[BlockSequence], take: Bools, is_done: Bools) -> tuple[Bools, Bools]:
         was_done = self.were_done(denoising)
         take = take & ~was_done[:, None]
         changed = anywhere(take)

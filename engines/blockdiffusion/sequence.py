@@ -151,7 +151,7 @@ class BlockSequence:
         """Final tokens without K/V."""
         return len(self.final) - self.computed
 
-    def caught_up(self, tokens: int) -> tuple[int, int]:
+    def book_final(self, tokens: int) -> tuple[int, int]:
         """Book the K/V of ``tokens`` more final tokens; return how many generated blocks it covers, and how many of the prompt."""
         first_block, prompt_blocks = self.computed // self.block, self.request.prompt_len // self.block
         self.computed += tokens
@@ -166,7 +166,7 @@ class BlockSequence:
         self.ids[0], self.holes[0], self.given[0] = token, False, True
         self.awaits_first = False
 
-    def denoised(self, tokens: Ints, take: Bools, *, was_done: bool) -> None:
+    def book_forward(self, tokens: Ints, take: Bools, *, was_done: bool) -> None:
         """Book a forward. With ``was_done`` the rule was already done with the block, so the forward decides nothing."""
         self.forwards += 1
         if was_done:
@@ -280,15 +280,15 @@ class CanvasSequence(BlockSequence):
         """A number that identifies canvas and step."""
         return (len(self.final) - self.request.prompt_len) // self.block * _MOST_STEPS + self.step
 
-    def saw(self, likeliest: Ints, noise: Ints) -> int:
+    def count_repeats(self, likeliest: Ints, noise: Ints) -> int:
         """Book the tokens that a forward found; return ``repeats``, with it counted."""
         is_same = self.likeliest is not None and np.array_equal(self.likeliest, likeliest)
         self.repeats = self.repeats + 1 if is_same else 0
         self.likeliest, self.ids = likeliest, noise
         return self.repeats
 
-    def denoised(self, tokens: Ints, take: Bools, *, was_done: bool) -> None:
-        BlockSequence.denoised(self, tokens, take, was_done=was_done)
+    def book_forward(self, tokens: Ints, take: Bools, *, was_done: bool) -> None:
+        BlockSequence.book_forward(self, tokens, take, was_done=was_done)
         self.holes = ~self.given
 
     def finish_block(self, *, has_kv: bool) -> None:
@@ -296,7 +296,7 @@ class CanvasSequence(BlockSequence):
         self.ids = self.likeliest
         BlockSequence.finish_block(self, has_kv=False)
 
-    def caught_up(self, tokens: int) -> tuple[int, int]:
+    def book_final(self, tokens: int) -> tuple[int, int]:
         """Book the K/V of ``tokens`` tokens; return how many canvases it completes, and how many tokens are the prompt's."""
         prompt_len, computed = self.request.prompt_len, self.computed
         self.computed += tokens

@@ -152,7 +152,7 @@ class SimulatedExecutor:
             seconds = self._seconds[work] = self.cost.step_time(work).total_s
         denoising = [each.request_id for each in plan.works if each.rows is not None]
         if self.makes_canvases:
-            return self._of_canvases(denoising, denoised, seconds + self._host.of(plan))
+            return self._canvas_outcome(denoising, denoised, seconds + self._host.of(plan))
         count = [self.sure(request_id, n) for request_id, n in zip(denoising, denoised.forward.tolist(), strict=True)]
         num_sure = np.array(count, dtype=np.int64)[:, None]
         is_sure = wanted & (wanted.cumsum(axis=1) <= num_sure) if count else wanted
@@ -163,7 +163,7 @@ class SimulatedExecutor:
             seconds + self._host.of(plan),
         )
 
-    def _of_canvases(self, denoising: list[int], denoised: Denoised, seconds: float) -> Outcome:
+    def _canvas_outcome(self, denoising: list[int], denoised: Denoised, seconds: float) -> Outcome:
         is_sure = [
             sum(self.sure(request_id, n) for n in range(forward - step, forward + 1)) >= self.block
             for request_id, forward, step in zip(denoising, denoised.forward, denoised.step, strict=True)
@@ -187,10 +187,10 @@ def step_work(
     """The work that a plan asks of a card. Final blocks (or runs of ``grain`` tokens) and denoised rows see themselves and all before them.
     A request's keys are read once, however many of its blocks read them. If some layers have a window, pairs and keys are averages over the
     layers, weighted by what one takes."""
-    parts = [_of(work, block, grain or block) for work in plan.works]
+    parts = [_request_work(work, block, grain or block) for work in plan.works]
     rows, pairs, keys = (sum(part[i] for part in parts) for i in range(3))
     if windowed is not None and windowed.canvas is not None:
-        window_parts = [_near(work, block, windowed.canvas.window) for work in plan.works]
+        window_parts = [_window_work(work, block, windowed.canvas.window) for work in plan.works]
         pair_share, key_share = windowed.windowed_shares
         pairs += round(pair_share * (sum(part[0] for part in window_parts) - pairs))
         keys += round(key_share * (sum(part[1] for part in window_parts) - keys))
@@ -207,7 +207,7 @@ def step_work(
     )
 
 
-def _of(work: Work, block: int, grain: int) -> tuple[int, int, int]:
+def _request_work(work: Work, block: int, grain: int) -> tuple[int, int, int]:
     """Rows, pairs of a row and a key, and keys of a request's share of a step."""
     block_start, runs = work.start + work.tokens, work.tokens // grain
     # Run i sees start + i * grain keys; n runs see n * start + (1 + ... + n) * grain, times the rows of a run.
@@ -218,7 +218,7 @@ def _of(work: Work, block: int, grain: int) -> tuple[int, int, int]:
     return work.num_rows, pairs + denoised * (block_start + block), block_start + block
 
 
-def _near(work: Work, block: int, window: int) -> tuple[int, int]:
+def _window_work(work: Work, block: int, window: int) -> tuple[int, int]:
     """Pairs and keys of a request's share on a layer with a window, as in ``canvas_executor.within_window``."""
     start, block_start = work.start, work.start + work.tokens
     num_full = min(max(window - start, 0), work.tokens)

@@ -42,7 +42,7 @@ class Sampling:
         parts: dict[str, Any] = {name: field if field is None else field[index] for name, field in vars(self).items()}
         return replace(self, **parts)
 
-    def kept(self, logits: Tensor, suppress_id: int | None) -> Tensor | None:
+    def allowed_tokens(self, logits: Tensor, suppress_id: int | None) -> Tensor | None:
         """[rows, V] the tokens that may be drawn, at least one per row; None if all may.
 
         We sort softmax(logits / temperature) downwards in float64, the lower id of equals first. The shortest prefix whose sum exceeds
@@ -62,15 +62,15 @@ class Sampling:
         kept &= rank < self.top_k.unsqueeze(1)
         return torch.empty_like(kept).scatter_(1, token, kept)
 
-    def tempered(self, logits: Tensor, kept: Tensor | None) -> Tensor:
+    def tempered(self, logits: Tensor, allowed: Tensor | None) -> Tensor:
         """Logits of the distribution that tokens are drawn from, in the dtype of ``logits``."""
         scaled = _scaled(logits, self.temperature)
-        if kept is not None:
-            scaled.masked_fill_(~kept, -torch.inf)
+        if allowed is not None:
+            scaled.masked_fill_(~allowed, -torch.inf)
         return torch.where((self.temperature > 0).unsqueeze(1), scaled, logits)
 
-    def tokens(self, logits: Tensor, greedy: Tensor, kept: Tensor | None) -> Tensor:
-        drawn = gumbel_argmax(logits, self.temperature, self.keys, kept)
+    def tokens(self, logits: Tensor, greedy: Tensor, allowed: Tensor | None) -> Tensor:
+        drawn = gumbel_argmax(logits, self.temperature, self.keys, allowed)
         return torch.where(self.temperature > 0, drawn, greedy)
 
     def remasked(self, confidence: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class Reduction:
         is_plain = sampling is None and self.confidence == "max_prob"
         if self.dtype == "float64" and not is_plain:
             logits = logits.to(torch.float64)
-        kept = None if sampling is None else sampling.kept(logits, self.suppress_id)
+        kept = None if sampling is None else sampling.allowed_tokens(logits, self.suppress_id)
         source = logits
         if sampling is not None and self.confidence_of == "sampler":
             source = sampling.tempered(logits, kept)
@@ -121,7 +121,9 @@ class Reduction:
         confidence = confidence.to(torch.promote_types(confidence.dtype, torch.float32))
         return token, confidence if sampling is None else sampling.remasked(confidence)
 
-    def _most_probable(self, logits: Tensor, source: Tensor, kept: Tensor | None, sampling: Sampling | None) -> Reduced:
+    def _most_probable(
+        self, logits: Tensor, source: Tensor, allowed: Tensor | None, sampling: Sampling | None
+    ) -> Reduced:
         """Reads confidences from ``source`` and draws tokens from ``logits``.
 
         This is the published operator, not exp(logit - logsumexp): that rounds as large logits do, and swaps or levels the confidences of a
@@ -132,14 +134,14 @@ class Reduction:
             logits[:, self.suppress_id] = -torch.inf
         token = logits.argmax(dim=-1)
         if sampling is not None:
-            token = sampling.tokens(logits, token, kept)
+            token = sampling.tokens(logits, token, allowed)
         if self.suppress_id is not None:
             logits[:, self.suppress_id] = suppressed
         p = torch.softmax(source, dim=-1, dtype=torch.float64 if self.dtype == "float64" else None)
         return token, p.gather(1, token.unsqueeze(1)).squeeze(1)
 
     def _from_probabilities(
-        self, logits: Tensor, source: Tensor, kept: Tensor | None, sampling: Sampling | None
+        self, logits: Tensor, source: Tensor, allowed: Tensor | None, sampling: Sampling | None
     ) -> Reduced:
         """Dream's confidences need the whole distribution: top-1 minus top-2, or negative entropy."""
         p = torch.softmax(source, dim=-1)
@@ -147,7 +149,7 @@ class Reduction:
             logits[:, self.suppress_id] = -torch.inf
         token = (p if self.suppress_id is None else logits).argmax(dim=-1)
         if sampling is not None:
-            token = sampling.tokens(logits, token, kept)
+            token = sampling.tokens(logits, token, allowed)
         if self.confidence == "margin":
             top = p.topk(2, dim=-1).values
             return token, top[:, 0] - top[:, 1]

@@ -41,14 +41,14 @@ def gumbel(u: Tensor) -> Tensor:
     return -torch.log(-torch.log(u))
 
 
-def gumbel_argmax(logits: Tensor, temperature: Tensor, keys: Tensor, kept: Tensor | None = None) -> Tensor:
+def gumbel_argmax(logits: Tensor, temperature: Tensor, keys: Tensor, allowed: Tensor | None = None) -> Tensor:
     """Sample softmax(logits / temperature) per row; temperature 0 is the plain argmax.
 
     LLaDA draws argmax of exp(z) / (-ln u)^tau, which is argmax of z + tau * g with g standard Gumbel. We compute the log form in float64,
-    so nothing overflows. Shapes: logits [rows, V], temperature and keys [rows]. With ``kept`` [rows, V], only those tokens can be drawn,
+    so nothing overflows. Shapes: logits [rows, V], temperature and keys [rows]. With ``allowed`` [rows, V], only those tokens can be drawn,
     each in proportion.
     """
     noisy = logits.to(torch.float64) + temperature.unsqueeze(1) * gumbel(uniform(keys, logits.shape[1]))
-    if kept is not None:
-        noisy.masked_fill_(~kept, -torch.inf)
+    if allowed is not None:
+        noisy.masked_fill_(~allowed, -torch.inf)
     return noisy.argmax(dim=-1)

@@ -20,7 +20,7 @@ from engines.blockdiffusion.executor import step_rows
 from engines.blockdiffusion.rules import Blocks, EntropyBudget, LowConfidence
 from engines.blockdiffusion.scheduler import BlockEngineConfig
 from engines.blockdiffusion.sequence import BlockRequest, BlockSampling, CanvasSequence, SharedTables, Work
-from engines.blockdiffusion.simulated import _near, step_bytes
+from engines.blockdiffusion.simulated import _window_work, step_bytes
 from engines.dllm.executor.compose import peak_bytes
 from engines.errors import UserError
 from engines.models import gemma
@@ -84,7 +84,7 @@ def _carried(self, likeliest, noise):
     return repeats
 
 
-DECIDE, FINISH, SAW = EntropyBudget.decide, CanvasSequence.finish_block, CanvasSequence.saw
+DECIDE, FINISH, SAW = EntropyBudget.decide, CanvasSequence.finish_block, CanvasSequence.count_repeats
 GUESSES = {
     "a window of W before a canvas": (canvas_executor, "within_window", _window_of_a_final_token),
     "no window for canvases": (canvas_executor, "within_window", lambda rows, block, window: rows),
@@ -224,9 +224,9 @@ def test_t12_draws_are_of_seed_canvas_and_step_and_place_alone():
 def test_t9_no_canvas_counts_forwards_of_another_or_before_it_was_preempted():
     sequence, same = CanvasSequence(asked(0, 3, 5 * L), 0, L, False), np.zeros(L, dtype=np.int64)
     for _ in range(2):
-        assert [sequence.saw(same, same) for _ in range(3)] == [0, 1, 2]
+        assert [sequence.count_repeats(same, same) for _ in range(3)] == [0, 1, 2]
         sequence.finish_block(has_kv=False)
-        assert [sequence.saw(same, same) for _ in range(3)] == [0, 1, 2]
+        assert [sequence.count_repeats(same, same) for _ in range(3)] == [0, 1, 2]
         sequence.evict()
 
 
@@ -305,7 +305,7 @@ def test_t5_layers_with_a_window_see_what_a_simulated_step_charges():
     for window in (1, 5, 9, 64):
         rows = step_rows(works, tables, L, least=0, grain=1)
         near = within_window(rows, L, window)
-        charged = [_near(work, L, window) for work in works]
+        charged = [_window_work(work, L, window) for work in works]
         assert (near.q_len * near.k_len).sum() == sum(pairs for pairs, _ in charged)
         assert len(near.keys) == sum(keys for _, keys in charged)
         ends = near.k_start + near.k_len

@@ -57,7 +57,7 @@ def nucleus(logits: list[float], temperature: float, top_p: float, top_k: int) -
 
 
 def test_the_sum_of_a_nucleus_has_to_exceed_top_p():
-    pair = sampling(1, top_p=0.5).kept(torch.zeros(1, 2), None)  # an exact sum
+    pair = sampling(1, top_p=0.5).allowed_tokens(torch.zeros(1, 2), None)  # an exact sum
     assert pair is not None
     assert pair.all()
 
@@ -70,7 +70,7 @@ def test_the_sum_of_a_nucleus_has_to_exceed_top_p():
 )
 def test_the_kept_tokens_are_the_shortest_prefix(halves, temperature, top_p, top_k):
     logits = [half / 2 for half in halves]
-    kept = sampling(1, temperature=temperature, top_p=top_p, top_k=top_k).kept(torch.tensor([logits]), None)
+    kept = sampling(1, temperature=temperature, top_p=top_p, top_k=top_k).allowed_tokens(torch.tensor([logits]), None)
     assert kept is not None
     assert set(kept[0].nonzero()[:, 0].tolist()) == nucleus(logits, temperature, top_p, top_k)
 
@@ -78,7 +78,7 @@ def test_the_kept_tokens_are_the_shortest_prefix(halves, temperature, top_p, top
 def test_a_suppressed_token_takes_no_place_in_the_nucleus():
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     for temperature in (1.0, 1e-310):
-        kept = sampling(1, temperature=temperature, top_p=0.5, top_k=2).kept(logits, 0)
+        kept = sampling(1, temperature=temperature, top_p=0.5, top_k=2).allowed_tokens(logits, 0)
         assert kept is not None
         assert kept.tolist() == [[False, True, False, False]]
     assert logits[0, 0] == 3
