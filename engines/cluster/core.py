@@ -92,7 +92,7 @@ class _Totals(Structure):
 
 
 @cache
-def _found(library: Library, is_long: bool) -> CDLL | None:
+def _load_if_ready(library: Library, is_long: bool) -> CDLL | None:
     """The compiled library; None if it cannot be compiled, or a short run would wait for it. Cached: a grid has thousands of runs."""
     try:
         return load_library(library) if is_long or library.cached_path(library.command()).is_file() else None
@@ -103,7 +103,7 @@ def _found(library: Library, is_long: bool) -> CDLL | None:
 def library_for(library: Library, num_rounds: int) -> CDLL | None:
     """Return the library for a run of ``num_rounds`` rounds, or None. After a long run, short runs use its library too."""
     _SEEN[library.name] += num_rounds if num_rounds < LONG else 10 * LONG
-    return _found(library, _SEEN[library.name] >= 10 * LONG)
+    return _load_if_ready(library, _SEEN[library.name] >= 10 * LONG)
 
 
 class CoreRun(NamedTuple):
@@ -181,7 +181,7 @@ class CoreRun(NamedTuple):
             ask=Ask(asks.answer),
         )
         run = Made(library, setup)
-        totals = run.ended()
+        totals = run.finish()
         if asks.error is not None:
             raise asks.error
         return self._record(run, load, totals)
@@ -190,22 +190,22 @@ class CoreRun(NamedTuple):
         batchings, run_cost = (self.policies.prefill_batching, self.policies.local_batching), self.hardware.run_cost
         return [run_cost(each.degree, batchings[each.is_decode], is_remote=not each.is_decode) for each in self.workers]
 
-    def _record(self, made: "Made", load: "Load", totals: _Totals) -> ClusterRun:
-        workers: Table = {name: list(values) for name, values in made.table("worker").items()}
+    def _record(self, results: "Made", load: "Load", totals: _Totals) -> ClusterRun:
+        workers: Table = {name: list(values) for name, values in results.table("worker").items()}
         num, busy = totals.num_arrived, rows_of(workers, "role", "busy_prefill_s")
         return ClusterRun(
-            sessions=made.table("session"),
-            rounds=made.table("round"),
-            tasks=made.table("task"),
-            transfers=made.table("transfer"),
+            sessions=results.table("session"),
+            rounds=results.table("round"),
+            tasks=results.table("task"),
+            transfers=results.table("transfer"),
             workers=workers,
             gaps=GapLog(
-                log_gap_s=made.seconds("log_gap_s"),
-                log_tokens=made.ints("log_tokens"),
-                stay_row=made.ints("stay_row"),
-                start=made.ints("stay_start"),
-                end=made.ints("stay_end"),
-                first_gap_s=made.seconds("stay_first_gap_s"),
+                log_gap_s=results.seconds("log_gap_s"),
+                log_tokens=results.ints("log_tokens"),
+                stay_row=results.ints("stay_row"),
+                start=results.ints("stay_start"),
+                end=results.ints("stay_end"),
+                first_gap_s=results.seconds("stay_first_gap_s"),
             ),
             facts={
                 "num_events": totals.num_events,
@@ -268,15 +268,15 @@ class Asks:
         self.error: BaseException | None = None
         self.estimates: list[Any] = [getattr(policies.estimator, "prefill_s", None), *routing.estimates]
 
-    def answer(self, question: int, place: int, num: int, given: Any, out: Any) -> int:
-        """Write the answer to ``out`` and return its length, or -1 after an exception. ``place`` is the index of a cost, or a degree."""
+    def answer(self, question: int, key: int, num: int, inputs: Any, out: Any) -> int:
+        """Write the answer to ``out`` and return its length, or -1 after an exception. ``key`` is the index of a cost, or a degree."""
         try:
             if question < _ESTIMATE:
-                numbers = self._costs(question, self.costs[place], num, given)
+                numbers = self._costs(question, self.costs[key], num, inputs)
             elif question == _DRAW:
                 numbers = [self.routing.draw() for _ in range(num)]
             else:
-                numbers = [self.estimates[question - _ESTIMATE](*given[:num], place)]
+                numbers = [self.estimates[question - _ESTIMATE](*inputs[:num], key)]
         except BaseException as error:
             self.error = error
             return -1
@@ -284,12 +284,12 @@ class Asks:
             out[index] = number
         return len(numbers)
 
-    def _costs(self, question: int, cost: StepCost, num: int, given: Any) -> Sequence[float]:
+    def _costs(self, question: int, cost: StepCost, num: int, inputs: Any) -> Sequence[float]:
         if question == _LINE and num > 0:
             return cost.decode_line(num)
         if not _is_composed(cost):
-            chunks = [Chunk(given[2 + 2 * index], given[3 + 2 * index]) for index in range(num)]
-            return [cost.step_s(chunks, given[0], given[1])]
+            chunks = [Chunk(inputs[2 + 2 * index], inputs[3 + 2 * index]) for index in range(num)]
+            return [cost.step_s(chunks, inputs[0], inputs[1])]
         kernels = cost.price.kernels  # type: ignore[attr-defined]
         if question == _LINE:
             return kernels.decode_line(-num)
@@ -315,7 +315,7 @@ class Made:
     def __del__(self) -> None:
         self.library.let_go(self.run)
 
-    def ended(self) -> _Totals:
+    def finish(self) -> _Totals:
         totals, has_more = _Totals(), 1
         while has_more > 0:
             with delay_signals():  # an exception that Ctrl-C raises while Python answers the core would be lost

@@ -83,7 +83,7 @@ class DecodeBatch:
         """Steps until the first member has all its tokens."""
         return self._finish[0][0] - self.steps
 
-    def finished(self) -> list[Live]:
+    def pop_finished(self) -> list[Live]:
         """Remove and return the members that have all their tokens, by their last step, and the older first."""
         members = []
         while self._finish and self._finish[0][0] <= self.steps:
@@ -269,26 +269,26 @@ class DecodeWorker(Worker):
                 for live, tokens in self._landed:
                     self._join_landed(live, tokens)
                 self._landed.clear()
-            plan = self._planned(now) if self.queue or self.begun else IDLE
+            plan = self._plan(now) if self.queue or self.begun else IDLE
             if plan.shares:
                 self._start(plan)
-                self._see()
+                self._queue_unseen()
                 return
             if not self.batch.size and not self._unseen:
                 break
             if not self.batch.size:
-                self._see()
+                self._queue_unseen()
                 continue
             max_steps = 1 if self._unseen else self._max_run_steps
             steps = self._reserve(min(self.batch.next_finish(), max_steps))
             if steps:
                 self._schedule_run(self.batch.run(now, steps, self._decode_line(self.batch.size)), steps)
                 break
-        self._see()
+        self._queue_unseen()
         self.is_busy = False
         self._wait(plan)
 
-    def _see(self) -> None:
+    def _queue_unseen(self) -> None:
         """Queue the tasks that came meanwhile, so that the next plan can hold them."""
         unseen, self._unseen = self._unseen, []
         for task in unseen:
@@ -313,14 +313,14 @@ class DecodeWorker(Worker):
 
     def _start(self, plan: NextStep) -> None:
         now = self._loop.now
-        shares = [self._admitted(share, now) for share in plan.shares]
+        shares = [self._admit(share, now) for share in plan.shares]
         plan = NextStep(shares, plan.decodes, plan.wake_s, plan.mode)
         self._decoding = self.batch.size if plan.decodes and self._reserve(1) else 0
         self._context = self.batch.context if self._decoding else 0
         super()._start(plan)
         self._ran = Run(self._start_s, self._step_s, 0.0, 1) if self._decoding else None
 
-    def _admitted(self, share: Share, now: float) -> Share:
+    def _admit(self, share: Share, now: float) -> Share:
         """Take the K/V of a task that begins. History that the cache has evicted is prefilled again."""
         task, tokens = share
         if not task.computed:
@@ -335,7 +335,7 @@ class DecodeWorker(Worker):
 
     def _finish(self, plan: NextStep) -> None:
         if self._ran is not None:
-            self._decoded(self._ran)
+            self._book_run(self._ran)
         super()._finish(plan)
 
     # ---- decoding ---------------------------------------------------------------------------------------
@@ -407,12 +407,12 @@ class DecodeWorker(Worker):
             return
         run, self._run = self._run, None
         self.busy_decode_s += self._loop.now - run.start_s
-        self._decoded(run)
+        self._book_run(run)
         self._boundary()
 
-    def _decoded(self, ran: Run) -> None:
+    def _book_run(self, ran: Run) -> None:
         self._itl.extend(self.batch.advance(ran, self._loop.now))
-        for live in self.batch.finished():
+        for live in self.batch.pop_finished():
             self._round_done(live)
 
     def _round_done(self, live: Live) -> None:

@@ -56,11 +56,11 @@ class PrefixCache:
     def num_idle(self) -> int:
         return len(self._idle)
 
-    def found(self, names: Sequence[int]) -> int:
+    def num_cached(self, names: Sequence[int]) -> int:
         """Returns how many blocks from the start are cached."""
         return _num_in(self, names)
 
-    def found_in_use(self, names: Sequence[int]) -> int:
+    def num_in_use(self, names: Sequence[int]) -> int:
         return _num_in(self._users, names)
 
     def take(self, names: Sequence[int]) -> tuple[int, int]:
@@ -125,20 +125,20 @@ class BlockKv(WorkerKv):
         prompt = self._prompt_of(session)
         if prompt is None:
             return super().cached(session)
-        return self.cache.found(prompt.names[: prompt.most_found]) * self.size
+        return self.cache.num_cached(prompt.names[: prompt.most_found]) * self.size
 
     def protected(self, session: int, now: float) -> int:
         """How many tokens of the session's prompt others use, so that they take no further room."""
         prompt = self._prompt_of(session)
         if prompt is None:
             return super().protected(session, now)
-        return self.cache.found_in_use(prompt.names[: prompt.most_found]) * self.size
+        return self.cache.num_in_use(prompt.names[: prompt.most_found]) * self.size
 
     def resume(self, session: int) -> int:
         prompt = self._prompt_of(session)
         if prompt is None:
             return super().resume(session)
-        names = prompt.names[: self.cache.found(prompt.names[: prompt.most_found])]
+        names = prompt.names[: self.cache.num_cached(prompt.names[: prompt.most_found])]
         num_idle, _ = self.cache.take(names)
         self.idle -= num_idle * self.size
         self.held += num_idle * self.size
@@ -197,7 +197,7 @@ def reuse_of(prompts: Iterable[tuple[Sequence[int], int]], block_tokens: int, ca
     cache = PrefixCache()
     num_found = num = found_tokens = num_tokens = 0
     for names, tokens in prompts:
-        cached = cache.found(names)
+        cached = cache.num_cached(names)
         num_found, num = num_found + cached, num + len(names)
         found_tokens, num_tokens = found_tokens + min(cached * block_tokens, tokens), num_tokens + tokens
         cache.take(names)

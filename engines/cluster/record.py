@@ -120,7 +120,7 @@ def times_of(values: npt.NDArray[np.float64]) -> Values:
     return Values(values, missing=math.nan)
 
 
-def same(value: Any, num: int) -> Values:
+def repeated(value: Any, num: int) -> Values:
     """One value ``num`` times."""
     return Values(np.broadcast_to(np.int8(0), num), names=(value,))
 
@@ -286,22 +286,22 @@ class GapLog:
     first_gap_s: Floats
 
     def __iter__(self) -> Iterator[npt.NDArray[Any]]:
-        return iter(self.whole)
+        return iter(self.all_gaps)
 
     @property
     def row(self) -> Ints:
-        return self.whole.row
+        return self.all_gaps.row
 
     @property
     def gap_s(self) -> Floats:
-        return self.whole.gap_s
+        return self.all_gaps.gap_s
 
     @property
     def tokens(self) -> Ints:
-        return self.whole.tokens
+        return self.all_gaps.tokens
 
     @cached_property
-    def whole(self) -> Gaps:
+    def all_gaps(self) -> Gaps:
         return self._of_stays(np.arange(len(self.stay_row)))
 
     def of_rounds(self, which: npt.NDArray[np.bool_]) -> "GapLog":
@@ -372,7 +372,7 @@ class ClusterRun:
         return len(self.sessions["session_id"])
 
 
-def logged(logs: Sequence[TokenLog]) -> GapLog:
+def join_logs(logs: Sequence[TokenLog]) -> GapLog:
     """Joins the logs of several workers."""
     offsets = accumulate((len(log.gaps) for log in logs), initial=0)
     stays = [(offset, stay) for log, offset in zip(logs, offsets, strict=False) for stay in log.stays]
@@ -432,7 +432,7 @@ class Observed:
 def observe(run: ClusterRun) -> Observed:
     of_rounds, of_sessions = gap_stats(run)
     session = sessions_of_rounds(run.sessions["session_id"], run.rounds)
-    return observed(run.sessions, run.rounds, session, of_rounds(), of_sessions())
+    return observation(run.sessions, run.rounds, session, of_rounds(), of_sessions())
 
 
 def gap_stats(run: ClusterRun) -> tuple[Callable[[], dict[ItlStat, Floats]], Callable[[], dict[ItlStat, Floats]]]:
@@ -452,7 +452,7 @@ def _stats(gaps: Gaps | GapLog, group: Ints, num_groups: int) -> dict[ItlStat, F
     return grouped_stats(group[gaps.row], gaps.gap_s, gaps.tokens, num_groups)
 
 
-def observed(
+def observation(
     sessions: Table,
     rounds: Table,
     round_session: Ints,

@@ -204,15 +204,15 @@ class OpenArrivals(Generic[Item]):
         self._loop, self._items, self._arrive = loop, iter(items), arrive
         self.is_over = False
         """Whether all items have arrived."""
-        self._due(None)
+        self._next_arrival(None)
 
-    def _due(self, item: Item | None) -> None:
+    def _next_arrival(self, item: Item | None) -> None:
         """Draw the next item, then let this one arrive; None stands for the start, before the first item."""
         following = next(self._items, None)
         if following is None:
             self.is_over = True
         elif following.arrival_s >= self._loop.now:
-            self._loop.at(following.arrival_s, self._due, following)
+            self._loop.at(following.arrival_s, self._next_arrival, following)
         else:
             raise UserError(
                 f"session {following.session_id}: arrival_s={following.arrival_s} is before {self._loop.now}: sort what arrives"
@@ -230,7 +230,7 @@ class Clients:
         self.num_thinking = 0
         """Clients whose next session is scheduled."""
         for _ in range(min(closed.num_clients, len(closed.sessions))):
-            self._come(0.0)
+            self._schedule(0.0)
 
     @property
     def is_over(self) -> bool:
@@ -241,13 +241,13 @@ class Clients:
         """A client's session has ended. Schedule its next one, and return whether there is one."""
         if not self._sessions:
             return False
-        self._come(now + self.think_s)
+        self._schedule(now + self.think_s)
         return True
 
-    def _come(self, time_s: float) -> None:
+    def _schedule(self, time_s: float) -> None:
         self.num_thinking += 1
-        self._loop.at(time_s, self._due, self._sessions.popleft())
+        self._loop.at(time_s, self._begin_session, self._sessions.popleft())
 
-    def _due(self, session: Session) -> None:
+    def _begin_session(self, session: Session) -> None:
         self.num_thinking -= 1
         self._arrive(session)

@@ -24,7 +24,7 @@ from engines.cluster.record import (
     TaskRow,
     TransferRow,
     WorkerRow,
-    logged,
+    join_logs,
     prefill_load,
     table_of,
 )
@@ -50,7 +50,7 @@ class Simulation:
         self.tasks: list[TaskRow] = []
         """A row for each prefill so far."""
 
-    def let_go(self) -> None:
+    def break_cycles(self) -> None:
         """Break the reference cycle of the run and its workers, so that all are freed at once, without a garbage collection."""
         vars(self).clear()
 
@@ -76,7 +76,7 @@ class Simulation:
         """The next round of the session can start."""
         raise NotImplementedError
 
-    def _owe(
+    def _new_task(
         self, session_id: int, order: int, round_index: int, kind: TaskKind, history: int, tokens: int
     ) -> PrefillTask:
         """Return a new prefill task of the session whose rank of arrival is ``order``. Its tokens are owed from now on."""
@@ -90,7 +90,7 @@ class Simulation:
         row.started_s = now
         row.postponed = task.postponed
 
-    def _computed(self, task: PrefillTask) -> TaskRow:
+    def _finish_task(self, task: PrefillTask) -> TaskRow:
         """The task's last token is computed now. Return its row."""
         self.owed.end(task)
         row = self.tasks[task.task_id]
@@ -186,7 +186,7 @@ class DecodeSimulation(Simulation):
             tasks=table_of(TaskRow, self.tasks),
             transfers=table_of(TransferRow, self._transfers),
             workers=table_of(WorkerRow, workers),
-            gaps=logged([home.log for home in self._homes]),
+            gaps=join_logs([home.log for home in self._homes]),
             facts={
                 "num_events": self.loop.num_events,
                 "end_s": self.loop.now,
@@ -242,15 +242,15 @@ class DecodeSimulation(Simulation):
         # The next binding already counts these tokens, as a router does that counts what it has sent.
         expected = live.context + prefill - live.home.cached_of(live.order)
         live.home.expected_tokens += expected
-        self.loop.at(self.loop.now + self._engine.request_s, self._received, expected, *route)
+        self.loop.at(self.loop.now + self._engine.request_s, self._route_received, expected, *route)
 
-    def _received(self, expected: int, live: Live, kind: TaskKind, history: int, tokens: int) -> None:
+    def _route_received(self, expected: int, live: Live, kind: TaskKind, history: int, tokens: int) -> None:
         live.home.expected_tokens -= expected
         self._route(live, kind, history, tokens)
 
     def _route(self, live: Live, kind: TaskKind, history: int, tokens: int) -> None:
         now, home = self.loop.now, live.home
-        task = self._owe(live.session.session_id, live.order, live.round_index, kind, history, tokens)
+        task = self._new_task(live.session.session_id, live.order, live.round_index, kind, history, tokens)
         decision = checked_decision(
             ask(self._router.route, task, home, self._prefills, now), self._router, home.worker_id, self._prefill_of
         )
@@ -289,7 +289,7 @@ class DecodeSimulation(Simulation):
         return self._send("history", task, live.home, worker, cached, start_s)
 
     def prefilled(self, task: PrefillTask, worker_id: int) -> None:
-        self._computed(task)
+        self._finish_task(task)
         now, live = self.loop.now, self._lives[task.order]
         worker, missing, end_s = self._prefill_of.get(worker_id), task.tokens, now
         if worker is not None:
@@ -337,7 +337,7 @@ class DecodeSimulation(Simulation):
         live.home.coming_tokens -= task.history + task.tokens
         live.home.land(live, missing)
         if isinstance(worker, CachingPrefillWorker):
-            worker.sent(task)
+            worker.release_sent(task)
 
     def _end(self, live: Live) -> None:
         row = self._sessions[live.order]
@@ -425,7 +425,7 @@ class Cluster:
                 parts["queue"] = policies.make_prefill_queue() if shared is None else shared
             simulation.add(self._worker(simulation, parts, self.hardware.kv_capacity(degree), is_decode, max_run_steps))
         run = simulation.run(arrivals)
-        simulation.let_go()
+        simulation.break_cycles()
         return run
 
     def _worker(

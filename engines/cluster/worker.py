@@ -433,13 +433,13 @@ class Worker:
     def _boundary(self) -> None:
         """Start the next step, or wait. Called between steps only."""
         self._version += 1
-        plan = self._planned(self._loop.now)
+        plan = self._plan(self._loop.now)
         if plan.shares:
             self._start(plan)
         else:
             self._wait(plan)
 
-    def _planned(self, start_s: float) -> NextStep:
+    def _plan(self, start_s: float) -> NextStep:
         """The policy's plan for a step that can start at ``start_s``."""
         plan = ask(self._batching.next_step, self._situation(start_s), start_s)
         self._host.owed.check(plan, self._batching)
@@ -536,17 +536,17 @@ class PrefillWorker(Worker):
         """While a step runs, choose the next one, unless the step waits for history and may hold shares of the begun tasks."""
         may_choose = self._overlaps and self._next is None and not (self._waits and self.begun)
         if self.is_busy and may_choose and (self.queue or self.begun):
-            plan = self._planned(max(self._end_s, self._loop.now))
+            plan = self._plan(max(self._end_s, self._loop.now))
             self._next = plan if plan.shares else None
         super().poke()
 
-    def _planned(self, start_s: float) -> NextStep:
+    def _plan(self, start_s: float) -> NextStep:
         """Return the plan that was chosen before, or choose one now. For a new plan the worker reads the histories from now on, and
         prefills again what their homes have evicted."""
         if self._next is not None:
             plan, self._next = self._next, None
             return plan
-        plan = super()._planned(start_s)
+        plan = super()._plan(start_s)
         self._ready_s = self._loop.now
         if not plan.shares:
             return plan
@@ -597,7 +597,7 @@ class CachingPrefillWorker(PrefillWorker):
         self.kv, self.kv_capacity = kv or WorkerKv(kv_capacity), kv_capacity
         self._keeps = keeps
 
-    def sent(self, task: PrefillTask) -> None:
+    def release_sent(self, task: PrefillTask) -> None:
         """The home has the K/V, so it may be evicted here, that of the least recently used session first."""
         leave = self.kv.park if self._keeps else self.kv.drop
         leave(task.order, task.history + task.tokens)

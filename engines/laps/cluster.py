@@ -341,7 +341,7 @@ class PrefillCluster(Checked):
             return compiled
         simulation = _PrefillSimulation(self)
         run = simulation.run(streams, until_s)
-        simulation.let_go()
+        simulation.break_cycles()
         return run
 
     def _compiled(self, streams: Sequence[PrefillArrivals], until_s: float) -> PrefillRun | None:
@@ -387,7 +387,7 @@ class PrefillCluster(Checked):
             if role != "sink"
         ]
         requests = requests_of(simulation.tasks, self.class_of, self.slo_s, run.facts["end_s"])
-        simulation.let_go()
+        simulation.break_cycles()
         return PrefillRun(
             requests=requests,
             steps=table_of(StepRow, []),
@@ -580,7 +580,7 @@ class _PrefillSimulation(Simulation):
         if self._cluster.reprefills_answer:
             history, tokens = history - answered, tokens + answered
         kind: TaskKind = "incremental" if turn else "initial"
-        task = self._owe(session_id, order, turn, kind, history, tokens)
+        task = self._new_task(session_id, order, turn, kind, history, tokens)
         row = TaskRow(task.task_id, session_id, turn, kind, NOWHERE, False, "", history, tokens, ready_s=self.loop.now)
         self.tasks.append(row)
         if not self._is_global:
@@ -620,7 +620,7 @@ class _PrefillSimulation(Simulation):
             self.instances[worker_id].own(task)
 
     def prefilled(self, task: PrefillTask, worker_id: int) -> None:
-        row, instance, slo_s = self._computed(task), self.instances[worker_id], self._cluster.slo_s
+        row, instance, slo_s = self._finish_task(task), self.instances[worker_id], self._cluster.slo_s
         row.landed_s = now = self.loop.now
         instance.late.append(slo_s is not None and now > row.ready_s + slo_s)
         if instance.cached is not None:

@@ -95,7 +95,7 @@ def simulated(
         prices=_prices(library, cost.price.kernels).at,
         ask=Ask(decides.answer),
     )
-    totals = (run := Made(library, setup)).ended()
+    totals = (run := Made(library, setup)).finish()
     if decides.error is not None:
         raise decides.error
     if run.is_given_up:
@@ -291,7 +291,7 @@ class _Prices:
         library.prices_of.restype = c_void_p
         self.at = library.prices_of(self._ask)
 
-    def _answer(self, question: int, place: int, num: int, given: Any, out: Any) -> int:
+    def _answer(self, question: int, key: int, num: int, inputs: Any, out: Any) -> int:
         kernels = self._kernels
         if question == _LAW:
             law = kernels.prompts_s(num)
@@ -317,22 +317,22 @@ class _Decides:
         """The adjustments that moved an instance."""
         self.error: BaseException | None = None
 
-    def answer(self, question: int, place: int, num: int, given: Any, told: Any) -> int:
-        """``told`` holds the time, then each instance's pool and signals. The answer in ``told[0]``: the pool that grows, from 1, or 0."""
+    def answer(self, question: int, key: int, num: int, inputs: Any, buffer: Any) -> int:
+        """``buffer`` holds the time, then each instance's pool and signals. The answer in ``buffer[0]``: the pool that grows, from 1, or 0."""
         try:
             assert self.controller is not None
             pools: tuple[list[Signals], list[Signals]] = [], []
             for index in range(num):
-                pool, *signals = told[1 + 4 * index : 5 + 4 * index]
+                pool, *signals = buffer[1 + 4 * index : 5 + 4 * index]
                 pools[int(pool)].append(Signals(*signals))
-            adjustment = self.controller.decide(*pools, told[0])
+            adjustment = self.controller.decide(*pools, buffer[0])
         except BaseException as error:
             self.error = error
             return -1
-        told[0] = 0.0
+        buffer[0] = 0.0
         if adjustment.grows is not None:
             self.made.append(adjustment)
-            told[0] = 1 + _CLASSES.index(adjustment.grows)
+            buffer[0] = 1 + _CLASSES.index(adjustment.grows)
         return 1
 
 

@@ -23,7 +23,7 @@ from engines.cluster.record import (
     Values,
     attainments,
     gap_stats,
-    observed,
+    observation,
     rows_of,
     sessions_of_rounds,
     times_of,
@@ -82,7 +82,7 @@ def observed_of(record: RunRecord, readings: Sequence[Reading] = READINGS) -> Ob
         for scope, table in (("round", ROUNDS), ("session", REQUESTS))
     )
     session = sessions_of_rounds(sessions["request_id"], rounds)
-    return observed(sessions, rounds, session, round_itl_s, session_itl_s)
+    return observation(sessions, rounds, session, round_itl_s, session_itl_s)
 
 
 def _itl_columns(num: int, stats: Callable[[], Mapping[ItlStat, Floats]]) -> dict[str, Values]:

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from engines.cluster.record import Values, same
+from engines.cluster.record import Values, repeated
 from engines.errors import UserError, require
 from engines.knobs import Knob, knobs_of
 from engines.models.shape import CATALOGUE, DIFFUSION, ModelShape, Precision, model_shape
@@ -149,6 +149,6 @@ def request_table(
         "prompt_len": prompt_len,
         "output_len": Values(np.where(is_ok, np.asarray(output_len), -1), missing=-1),
         "status": status,
-        "error": same(None, num),
+        "error": repeated(None, num),
         **family_columns,
     }

@@ -273,7 +273,7 @@ def test_short_runs_behind_a_long_one_find_its_library(monkeypatch: pytest.Monke
     asked: list[bool] = []
     monkeypatch.setattr(core, "LONG", 2)
     monkeypatch.setattr(core, "_SEEN", core.Counter())
-    monkeypatch.setattr(core, "_found", lambda _, is_long: asked.append(is_long))
+    monkeypatch.setattr(core, "_load_if_ready", lambda _, is_long: asked.append(is_long))
     for num_rounds in (1, 2, 1):
         alone(Policies(), num_rounds=num_rounds)
     assert asked == [False, True, True]

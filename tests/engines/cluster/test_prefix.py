@@ -58,7 +58,7 @@ def test_a_block_in_use_stays_and_each_is_counted_once(prompts, moves):
             kept = {name for name in kept if name in cache}
         busy = {name for names in in_use for name in names}
         assert (cache.num_used, cache.num_idle) == (len(busy), len(kept - busy))
-        assert all(cache.found(names) == cache.found_in_use(names) == len(names) for names in in_use)
+        assert all(cache.num_cached(names) == cache.num_in_use(names) == len(names) for names in in_use)
 
 
 def test_blocks_of_an_engine_are_parts_of_a_file_s_or_several_of_them():

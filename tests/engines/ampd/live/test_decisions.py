@@ -244,11 +244,11 @@ class LivePolicies:
 class MirroredHome(DecodeWorker):
     mirror: "Mirror"
 
-    def _decoded(self, ran: Run) -> None:
+    def _book_run(self, ran: Run) -> None:
         parts = self.batch.token_runs(ran, ran.steps)
         members = [(live.order, 0) for live in self.batch._members.values()]
         self.mirror.stepped(self.worker_id, members, sum(part.tokens * part.gap_s for part in parts))
-        super()._decoded(ran)
+        super()._book_run(ran)
 
 
 class Mirror(DecodeSimulation):
