@@ -109,7 +109,7 @@ GUESSES = {
         lambda self, step: (self.t_min or 0) + (self.t_max - (self.t_min or 0)) * (self.steps - step - 1) / self.steps,
     ),
     "entropies with an offset": (EntropyBudget, "decide", _inclusive),
-    "the carried canvas is the answer": (CanvasSequence, "saw", _carried),
+    "the carried canvas is the answer": (CanvasSequence, "count_repeats", _carried),
 }
 
 
