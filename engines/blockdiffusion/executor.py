@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engines.attention import Spans, VarlenAttention, attention_backend
 from engines.blockdiffusion.sequence import BlockStepPlan, Denoised, Outcome, SharedTables, Work
-from engines.dllm.denoise import Reduced, Reduction, Sampling, joined
+from engines.dllm.denoise import Reduced, Reduction, Sampling, concat
 from engines.errors import require
 from engines.kernels.probe import HostKernels, TritonKernels
 from engines.models.block_config import BlockConfig
@@ -205,7 +205,7 @@ def reduce_hidden(
     """Return token and confidence of hidden states [m, d], with at most ``max_rows`` rows of logits at a time. Parts have nearly equal sizes:
     none is so small that it would be summed in another order."""
     parts = equal_parts(len(hidden), max_rows)
-    return joined(reduction(model.logits(hidden[part]), None if draws is None else draws.rows(part)) for part in parts)
+    return concat(reduction(model.logits(hidden[part]), None if draws is None else draws.rows(part)) for part in parts)
 
 
 def equal_parts(count: int, max_rows: int) -> list[slice]:

@@ -185,10 +185,10 @@ def reduce_in_chunks(
     reduce = partial(reduce_in_parts, reduction) if reduction.dtype == "float64" else reduction
     parts = [slice(start, start + max_num_logits) for start in range(0, rows.shape[0], max_num_logits)]
     reduced = [reduce(project(rows[part]), None if sampling is None else sampling.rows(part)) for part in parts]
-    return joined(reduced)
+    return concat(reduced)
 
 
-def joined(parts: Iterable[Reduced]) -> Reduced:
+def concat(parts: Iterable[Reduced]) -> Reduced:
     """Concatenate the results of consecutive parts of the rows."""
     tokens, confidences = zip(*parts, strict=True)
     return torch.cat(tokens), torch.cat(confidences)
@@ -205,7 +205,7 @@ def reduce_in_parts(
     # Parts have nearly equal sizes, so none is a single row, which some kernels would sum in another order.
     parts = logits.tensor_split(num_parts)
     bounds = pairwise([0, *accumulate(part.shape[0] for part in parts)])
-    return joined(
+    return concat(
         reduce(part, None if sampling is None else sampling.rows(slice(*limits)))
         for part, limits in zip(parts, bounds, strict=True)
     )
@@ -234,7 +234,7 @@ def choose(
     places = torch.arange(confidence.shape[1], device=confidence.device).expand_as(order)
     rank = torch.empty_like(order).scatter_(1, order, places)
     if factor is not None:
-        commit = torch.where(factor > 0, _passing(confidence.gather(1, order), factor), commit)
+        commit = torch.where(factor > 0, _num_passing(confidence.gather(1, order), factor), commit)
     chosen = rank < commit.unsqueeze(1)
     if threshold is not None:
         chosen |= confidence >= threshold.unsqueeze(1)
@@ -246,7 +246,7 @@ def choose(
     return chosen & (confidence > -torch.inf)
 
 
-def _passing(ranked: Tensor, factor: Tensor) -> Tensor:
+def _num_passing(ranked: Tensor, factor: Tensor) -> Tensor:
     """[n] tokens that the factor rule commits of ``ranked`` [n, B], best first and -inf past the candidates.
 
     The j-th (from 1) needs 1 - factor / (j + 1). The first always passes, and the first to fail ends the run. We keep upstream's quirk: if

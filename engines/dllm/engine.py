@@ -27,7 +27,7 @@ from engines.dllm.plan import (
     StepPlan,
     StepRecord,
 )
-from engines.dllm.scheduling import Scheduler, booked, due_fields, plan_item
+from engines.dllm.scheduling import Scheduler, book, due_fields, plan_item
 from engines.dllm.sequence import Course, Sequence, hold_together, is_open_ended
 from engines.errors import RunError
 from engines.runtime.step_timer import DeviceTimes
@@ -92,7 +92,7 @@ class Ledger:
 
     def end(self, plan: StepPlan, outcome: StepOutcome, reported: StepChanges) -> None:
         """Book an executed plan; raise RunError if the scheduler reports another result."""
-        expected = booked(self.running, plan, outcome.committed, outcome.stops, **told(outcome))
+        expected = book(self.running, plan, outcome.committed, outcome.stops, **extras(outcome))
         for request_id in expected.finished:
             self.drop(request_id)
         if reported is expected:
@@ -102,7 +102,7 @@ class Ledger:
         if reported != expected:
             for name, value, wanted in zip(StepChanges._fields, reported, expected, strict=True):
                 if value != wanted:
-                    raise self._fault(f"reports {name}={_listed(value)} of a step with {name}={_listed(wanted)}")
+                    raise self._fault(f"reports {name}={_join(value)} of a step with {name}={_join(wanted)}")
 
     def course(self, request_id: int, scheduler: Scheduler) -> Course:
         """Return the course of the request's block; raise RunError if the scheduler's own request follows another."""
@@ -123,8 +123,8 @@ class Ledger:
             self.kv_rows_used += sequence.kv_rows
             sequences.append(sequence)
         if {id(sequence.request) for sequence in sequences} != {id(request) for request in plan.admitted}:
-            ids = _listed(request.request_id for request in plan.admitted)
-            raise self._fault(f"reports requests {ids} as admitted, {_listed(item.request_id for item in items)} began")
+            ids = _join(request.request_id for request in plan.admitted)
+            raise self._fault(f"reports requests {ids} as admitted, {_join(item.request_id for item in items)} began")
         if len(self.running) > self._config.max_num_seqs:
             raise self._fault(f"runs {len(self.running)} requests at once, max_num_seqs={self._config.max_num_seqs}")
         end = 0
@@ -137,15 +137,15 @@ class Ledger:
         if plan.pad_to is not None:
             hold_together(sequences)
 
-    def _fault(self, what: str) -> RunError:
-        return RunError(f"{self._who} {what}")
+    def _fault(self, problem: str) -> RunError:
+        return RunError(f"{self._who} {problem}")
 
 
-def _listed(values: Iterable[object]) -> str:
+def _join(values: Iterable[object]) -> str:
     return ", ".join(map(str, values)) or "none"
 
 
-def told(outcome: StepOutcome) -> dict[str, Any]:
+def extras(outcome: StepOutcome) -> dict[str, Any]:
     """The parts of the outcome that a refresh rule asked for."""
     if outcome.confidences is None and outcome.learned is None:
         return {}  # true of most steps
@@ -153,7 +153,7 @@ def told(outcome: StepOutcome) -> dict[str, Any]:
     return {name: value for name, value in parts.items() if value is not None}
 
 
-def _facts(plan: StepPlan) -> PlanFacts:
+def _plan_facts(plan: StepPlan) -> PlanFacts:
     num_refresh = sum([item.phase.is_refresh for item in plan.items])
     admitted = tuple([request.request_id for request in plan.admitted]) if plan.admitted else ()
     return PlanFacts(num_refresh, len(plan.items) - num_refresh, plan.scheduled_tokens, admitted)
@@ -230,7 +230,7 @@ class Engine:
         if plan is None:
             return None
         self._ledger.begin(plan)
-        occupancy, facts = self._occupancy(), _facts(plan)
+        occupancy, facts = self._occupancy(), _plan_facts(plan)
         try:
             outcome = self.executor.execute(plan)
         except ExecutorError as error:
@@ -255,7 +255,7 @@ class Engine:
     def _go_on(self) -> Generator[StepRecord]:
         """Yield the steps after one that ran every running request. Each request is planned and booked block by block. We book all requests
         when the scheduler must make a whole plan, or somebody looks at a request."""
-        ledger, repeat = self._ledger, self.executor.again  # type: ignore[attr-defined]
+        ledger, repeat = self._ledger, self.executor.execute_again  # type: ignore[attr-defined]
         items: dict[int, PlanItem] = {}
         booked: dict[int, int] = {}
         """Request id -> number of its first step that is not booked."""
@@ -288,7 +288,7 @@ class Engine:
                     for request_id, phase, quota in turns.pop(number, ()):
                         items[request_id] = items[request_id]._replace(phase=phase, commit=quota)
                     plan = followed._replace(items=tuple(items.values()))
-                    facts, occupancy = _facts(plan), self._occupancy()
+                    facts, occupancy = _plan_facts(plan), self._occupancy()
                 elif plan.admitted:
                     plan, facts = plan._replace(admitted=()), facts._replace(admitted=())
                 before = outcome = repeat(plan, new_blocks, number, before)
@@ -328,7 +328,7 @@ class Engine:
             self.ahead = None
 
     def _complete(self, plan: StepPlan, outcome: StepOutcome) -> StepChanges:
-        changes: StepChanges = ask(self.scheduler.complete, plan, outcome.committed, outcome.stops, **told(outcome))
+        changes: StepChanges = ask(self.scheduler.complete, plan, outcome.committed, outcome.stops, **extras(outcome))
         self._ledger.end(plan, outcome, changes)
         if changes.first_block:
             # We stamp a request's times at the end of this step, which the device may not have reached.

@@ -101,13 +101,13 @@ class NoOptions:
     """The options of a method that heeds generation settings alone."""
 
 
-def rule_class(named: str) -> type:
+def rule_class(name: str) -> type:
     """Load a user's refresh rule, a dataclass whose fields have defaults. Raises UserError for any other."""
-    rule_type = load_named("refresh rule", named, attributes=("phase", "caches", "window"))
+    rule_type = load_named("refresh rule", name, attributes=("phase", "caches", "window"))
     if not (isinstance(rule_type, type) and is_dataclass(rule_type)):
-        raise UserError(f"refresh_rule={named!r} is no dataclass: make it one, whose fields are its knobs")
+        raise UserError(f"refresh_rule={name!r} is no dataclass: make it one, whose fields are its knobs")
     bare = [knob.name for knob in fields(rule_type) if knob.default is MISSING and knob.default_factory is MISSING]
-    require(not bare, f"refresh_rule={named!r} has a field {bare[0] if bare else ''!r} without a default: give it one")
+    require(not bare, f"refresh_rule={name!r} has a field {bare[0] if bare else ''!r} without a default: give it one")
     return rule_type
 
 
@@ -121,16 +121,16 @@ class Method(ABC):
     torch_executors: ClassVar[Mapping[str, str]] = {"packed": "engines.dllm.executor.compose:packed_executor"}
     """Batching -> ``module:NAME`` of the executor: a simulation never loads it, nor depends on its code."""
 
-    def options_in(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def options_in(self, requested: Mapping[str, Any]) -> dict[str, Any]:
         """Return the given knobs that only some methods heed."""
         names = knobs_of(GenerationConfig).keys() - EVERYONES
-        for kind in (self.own, *self.plugged_in(given)):
+        for kind in (self.own, *self.plugged_in(requested)):
             names |= knobs_of(kind).keys()
-        return {name: value for name, value in given.items() if name in names}
+        return {name: value for name, value in requested.items() if name in names}
 
-    def plugged_in(self, given: Mapping[str, Any]) -> tuple[type, ...]:
+    def plugged_in(self, requested: Mapping[str, Any]) -> tuple[type, ...]:
         """Return the settings classes of the policies that the given knobs name."""
-        named = given.get("refresh_rule") if "refresh_rule" in knobs_of(self.own) else None
+        named = requested.get("refresh_rule") if "refresh_rule" in knobs_of(self.own) else None
         return () if named is None else (rule_class(named),)
 
     def sampler(self, family: str, options: Options) -> Sampler:

@@ -229,7 +229,7 @@ class Scheduler(ABC):
     ) -> StepChanges:
         """Book an executed plan and free the rows of requests it finished. ``committed`` and ``stops`` are StepOutcome's, as are
         ``confidences`` and ``learned`` if a refresh rule asks for them."""
-        changes = booked(self._by_id, plan, committed, stops, **told)
+        changes = book(self._by_id, plan, committed, stops, **told)
         for request_id in changes.finished:
             self._drop(self._by_id[request_id])
         if changes.finished:
@@ -258,7 +258,7 @@ class Scheduler(ABC):
         del self._by_id[sequence.request.request_id]
 
 
-def booked(
+def book(
     sequences: Mapping[int, Sequence],
     plan: StepPlan,
     committed: tuple[int, ...],

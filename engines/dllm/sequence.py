@@ -178,10 +178,10 @@ class Sequence:
         ``even``: n // S, the remainder to the earliest steps of the block; ``timestep``: Dream's schedule. Under parallel decoding it is
         the least number, one; the executor says how many passed.
         """
-        return self.chosen.commit if self.chosen.rows else self._due
+        return self.chosen.commit if self.chosen.rows else self._num_due
 
     @property
-    def _due(self) -> int:
+    def _num_due(self) -> int:
         """Tokens that the schedule commits in this step."""
         if self.masks_left == 0:
             return 0
@@ -249,7 +249,7 @@ class Sequence:
 
     def _choose(self, masked: Rows) -> None:
         """Choose the rows of the next step. A step that computes all rows is a PARTIAL: nothing is packed behind it."""
-        standing = Standing(self.block_start, self.block_end, self.step_in_block, masked.masks, self._due)
+        standing = Standing(self.block_start, self.block_end, self.step_in_block, masked.masks, self._num_due)
         self.chosen = self.rule.choose(standing)  # type: ignore[attr-defined]
         self.phase = Phase.PARTIAL if self.chosen.num_rows == self.total_len else Phase.REUSE
 
@@ -262,11 +262,11 @@ class Sequence:
         self.has_cache = self.has_cache or phase is Phase.BUILD
         return phase
 
-    def _settle(self, before: Phase) -> None:
+    def _settle(self, last_phase: Phase) -> None:
         """After a step of a block, decide which rows the next one leaves out. A full forward caches nothing, so the tokens committed around
         it still need their K and V."""
         self.masks = (*self.masks, self.masks_left)
-        leaves_out = self.phase is Phase.REUSE and before is not Phase.FULL
+        leaves_out = self.phase is Phase.REUSE and last_phase is not Phase.FULL
         self.settled_before = self.config.settling.settled_before(self.masks) if leaves_out else 0
         self.settled_rows = self.masks[0] - self.masks[self.settled_before]
 
@@ -364,16 +364,16 @@ class Coming:
         self._sums: Tokens = np.zeros((num_kinds, 256), dtype=np.int64)
         self._first: int | None = None
 
-    def add(self, number: int, taken: Tokens) -> None:
-        """Add a request's ``taken`` [kinds, steps] from step ``number`` on; sums of earlier steps may be forgotten."""
+    def add(self, number: int, totals: Tokens) -> None:
+        """Add a request's ``totals`` [kinds, steps] from step ``number`` on; sums of earlier steps may be forgotten."""
         if self._first is None:
             self._first = number
-        start, num_steps = number - self._first, taken.shape[1]
+        start, num_steps = number - self._first, totals.shape[1]
         if start + num_steps > self._sums.shape[1]:
             zeros = np.zeros((len(self._sums), 256 + num_steps), dtype=np.int64)
             self._sums = np.concatenate((self._sums[:, start:], zeros), axis=1)
             self._first, start = number, 0
-        self._sums[:, start : start + num_steps] += taken
+        self._sums[:, start : start + num_steps] += totals
 
     def at(self, number: int) -> list[int]:
         """Return the sums, by kind, of a step that some request takes part in."""

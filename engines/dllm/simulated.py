@@ -133,7 +133,7 @@ class ReplayingExecutor(DelegatingExecutor):
         return outcome._replace(committed=tuple(committed), stops=stops)
 
 
-def drawn(paths: Collection[Path], requests: Sequence[Request], seed: int) -> Replayed:
+def redraw(paths: Collection[Path], requests: Sequence[Request], seed: int) -> Replayed:
     """Make paths for requests that differ from the run's. Each block follows a block of the same length, drawn evenly from the run by the
     request's number alone. A block that a stop token ended has all its steps; no request stops early."""
     by_length: dict[int, list[BlockSteps]] = {}
@@ -189,18 +189,18 @@ class RooflineExecutor:
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         self._coming = Coming(5)
-        return self._noted(plan, self.work(plan))
+        return self._charge_noted(plan, self.work(plan))
 
-    def again(
-        self, plan: StepPlan, begun: Sequence[tuple[PlanItem, Course]], number: int, before: StepOutcome | None
+    def execute_again(
+        self, plan: StepPlan, begun: Sequence[tuple[PlanItem, Course]], number: int, previous: StepOutcome | None
     ) -> StepOutcome:
         """Return what ``execute`` would for step ``number``. Items of ``plan`` may have the masks and settled rows of an earlier step of
-        their block. ``begun`` holds the items in a new block, with its course. ``before`` is the outcome of the same plan, if any."""
+        their block. ``begun`` holds the items in a new block, with its course. ``previous`` is the outcome of the same plan, if any."""
         config, pad_to = self.config, plan.pad_to
-        if before is not None and self._notes is None and not config.settling.settles:
+        if previous is not None and self._notes is None and not config.settling.settles:
             if pad_to is not None or config.logit_rows != "decomposed" or not config.suppress_mask_token:
-                return before
-            self._totals[4] = before.logit_rows - before.committed_tokens
+                return previous
+            self._totals[4] = previous.logit_rows - previous.committed_tokens
         else:
             padded_keys = max([item.kept_rows + item.window_len for item in plan.items]) if begun and pad_to else 0
             for item, course in begun:
@@ -208,12 +208,12 @@ class RooflineExecutor:
                 totals = self._block(course, *lengths, pad_to or item.total_len, padded_keys)
                 self._coming.add(number, totals[:, item.step_in_block :])
             self._totals = self._coming.at(number)
-        return self._noted(plan, summed(self._totals, plan, config))
+        return self._charge_noted(plan, work_of_totals(self._totals, plan, config))
 
     def _block_totals(
         self, course: Course, total_len: int, length: int, window: int, kept: int, first_row: int, whole: int, keys: int
     ) -> Tokens:
-        """[5, steps of the block]: one request's share of the totals of ``summed``. A Refresh has ``whole`` rows, padding included; a Reuse
+        """[5, steps of the block]: one request's share of the totals of ``work_of_totals``. A Refresh has ``whole`` rows, padding included; a Reuse
         of a padded batch reads ``keys`` keys."""
         config = self.config
         if config.sparsity.whole_layer is not None:
@@ -224,8 +224,8 @@ class RooflineExecutor:
         wanted = course.masks if config.suppress_mask_token else [length] * len(rows)
         return np.stack((rows, rows * read, read, written, np.array(wanted)))
 
-    def _noted(self, plan: StepPlan, work: StepWork) -> StepOutcome:
-        return self.charged(plan, work if self._notes is None else self._notes.noted(plan, work))
+    def _charge_noted(self, plan: StepPlan, work: StepWork) -> StepOutcome:
+        return self.charged(plan, work if self._notes is None else self._notes.with_notes(plan, work))
 
     def charged(self, plan: StepPlan, work: StepWork) -> StepOutcome:
         duration, bound = self._price(work)
@@ -235,7 +235,7 @@ class RooflineExecutor:
     def _price(self, work: StepWork) -> tuple[float, float]:
         priced = self._seconds.get(work)
         if priced is None:
-            copied = copying(work, self.roofline.shape, self.copied_bytes_per_logit)
+            copied = with_copies(work, self.roofline.shape, self.copied_bytes_per_logit)
             priced = self._seconds[work] = self.roofline.total_s(copied), self.roofline.lower_bound_s(work)
         return priced
 
@@ -244,7 +244,7 @@ class RooflineExecutor:
         return step_work(plan, self.config, self.roofline.shape.n_layers)
 
 
-def copying(work: StepWork, shape: ModelShape, bytes_per_logit: int) -> StepWork:
+def with_copies(work: StepWork, shape: ModelShape, bytes_per_logit: int) -> StepWork:
     """Return ``work`` with ``bytes_per_logit`` bytes per logit that are moved beyond what the head and one reader move."""
     if not bytes_per_logit:
         return work
@@ -257,7 +257,7 @@ class StepNotes:
     def __init__(self) -> None:
         self._last: object = None
 
-    def noted(self, plan: StepPlan, work: StepWork) -> StepWork:
+    def with_notes(self, plan: StepPlan, work: StepWork) -> StepWork:
         rows = [
             (i.request_id, i.phase, i.total_len, i.block_start, i.block_end, i.window_end, i.kept_rows, i.kv_start)
             for i in plan.items
@@ -315,10 +315,10 @@ def step_work(plan: StepPlan, config: EngineConfig, num_layers: int = 1) -> Step
         query_rows += rows
         pairs += rows * keys
         wanted += item.candidates if config.suppress_mask_token else item.block_end - item.block_start
-    return summed((query_rows, pairs, read, written, wanted), plan, config)
+    return work_of_totals((query_rows, pairs, read, written, wanted), plan, config)
 
 
-def summed(totals: Sequence[int], plan: StepPlan, config: EngineConfig) -> StepWork:
+def work_of_totals(totals: Sequence[int], plan: StepPlan, config: EngineConfig) -> StepWork:
     """Make the work of ``totals`` over a plan's items: query rows, attention pairs, K/V rows read and written, and wanted logit rows."""
     query_rows, pairs, read, written, wanted = totals
     if plan.pad_to is None and config.logit_rows == "decomposed":

@@ -17,7 +17,7 @@ if __name__ == "__main__":
 from engines.cluster.hardware import PHYSICAL, TRIAL_R2, Hardware
 from engines.cost.kernels import Composed, Kernels
 from engines.cost.roofline import DecodeLine, Roofline, StepWork, gpu
-from engines.dllm.simulated import copying
+from engines.dllm.simulated import with_copies
 from engines.laps.cluster import PrefillConstants, cost_of
 from engines.models.shape import LLADA2_MINI, LLADA_8B, LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN2_5_14B, QWEN3_32B
 from engines.policies.views import FALLBACK, Bucket, Chunk, Rung
@@ -64,7 +64,7 @@ def diffusion() -> Iterator[tuple[str, float]]:
                 ),
             ):
                 for what, work in WORKS.items():
-                    copied = copying(work, shape, 6 if "copied" in what else 0)
+                    copied = with_copies(work, shape, 6 if "copied" in what else 0)
                     yield f"{shape.name} {card} {name} {what}", price.step_time(copied).total_s
             for what, work in WORKS.items():
                 yield f"{shape.name} {card} bound {what}", roofline.lower_bound_s(work)

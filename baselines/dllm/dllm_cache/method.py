@@ -103,8 +103,8 @@ class FeatureCacheRooflineExecutor(RooflineExecutor):
             self._known[step] = step_work(*step, self.roofline.shape)
         return self._known[step]
 
-    def again(
-        self, plan: StepPlan, begun: Sequence[tuple[PlanItem, Course]], number: int, before: StepOutcome | None
+    def execute_again(
+        self, plan: StepPlan, begun: Sequence[tuple[PlanItem, Course]], number: int, previous: StepOutcome | None
     ) -> StepOutcome:
         return self.execute(plan)  # its step count continues through blocks
 
@@ -140,8 +140,8 @@ class PackedFeatureCacheRooflineExecutor(RooflineExecutor):
             logit_chunks=max(1, -(-logit_rows // self.config.max_num_logits)),
         )
 
-    def again(
-        self, plan: StepPlan, begun: Sequence[tuple[PlanItem, Course]], number: int, before: StepOutcome | None
+    def execute_again(
+        self, plan: StepPlan, begun: Sequence[tuple[PlanItem, Course]], number: int, previous: StepOutcome | None
     ) -> StepOutcome:
         return self.execute(plan)
 

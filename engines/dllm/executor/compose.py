@@ -106,11 +106,11 @@ class PackedAttend:
         attention, is_mixed = self._attention, bool(rows.refresh_runs and rows.reuse_q_runs)
         refresh_rows, reuse_rows = slice(0, rows.num_refresh_rows), slice(rows.num_refresh_rows, rows.num_rows)
 
-        def over(queries: slice, keys: slice, where: Spans) -> Part:
+        def over(queries: slice, keys: slice, spans: Spans) -> Part:
             def attend(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Tensor:
                 if not is_mixed:
-                    return attention(q, k, v, where)
-                attention(q[queries], k[keys], v[keys], where, out[queries])
+                    return attention(q, k, v, spans)
+                attention(q[queries], k[keys], v[keys], spans, out[queries])
                 return out
 
             return attend

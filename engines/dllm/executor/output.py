@@ -98,11 +98,11 @@ class CandidateChoice:
         self._state, self._staging = state, staging
         self._vocab_size = vocab_size
 
-    def of(self, items: Sequence[PlanItem], layout: StepLayout, found: BlockTokens) -> Candidates:
+    def of(self, items: Sequence[PlanItem], layout: StepLayout, block_tokens: BlockTokens) -> Candidates:
         if layout.every is not None:
             return layout.every
         # The host knows how many positions are masked without asking the device; only the device knows which.
-        fixed = found.fixed.byte() if found.fixed.is_cuda else found.fixed
+        fixed = block_tokens.fixed.byte() if block_tokens.fixed.is_cuda else block_tokens.fixed
         places = fixed.sort(dim=1, stable=True).indices
         return first_places(np.array([item.candidates for item in items]), layout.block, places, self._staging)
 
@@ -165,7 +165,7 @@ def _learned(
     return [Learned(positions, *surest[i : i + 1]) for i, positions in enumerate(places)]
 
 
-def _told(confidence: Tensor, chosen: Tensor) -> list[tuple[float, ...]]:
+def _chosen_confidences(confidence: Tensor, chosen: Tensor) -> list[tuple[float, ...]]:
     """Confidences of the chosen places of each item, best first; both arguments are [n, B]."""
     rows = zip(confidence.tolist(), chosen.tolist(), strict=True)
     return [tuple(sorted(compress(values, flags), reverse=True)) for values, flags in rows]
@@ -192,29 +192,29 @@ class Commit:
         self,
         items: Sequence[PlanItem],
         block: BlockPlaces,
-        found: BlockTokens,
+        block_tokens: BlockTokens,
         candidates: Candidates,
         reduced: Reduced,
     ) -> Committed:
         """Write this step's tokens into the state."""
         token, confidence = reduced
 
-        def in_block(values: Tensor, rest: float) -> Tensor:
-            """[n, B] values of the candidates, ``rest`` elsewhere."""
+        def in_block(values: Tensor, fill: float) -> Tensor:
+            """[n, B] values of the candidates, ``fill`` elsewhere."""
             values = values[: candidates.size]
             if candidates.size == block.positions.numel():
                 return values.view(block.positions.shape)
-            grid = torch.full((block.positions.numel(),), rest, dtype=values.dtype, device=values.device)
+            grid = torch.full((block.positions.numel(),), fill, dtype=values.dtype, device=values.device)
             return grid.index_copy_(0, candidates.cell[: candidates.size], values).view(block.positions.shape)
 
-        confidence = in_block(confidence, -torch.inf).masked_fill_(found.fixed, -torch.inf)
+        confidence = in_block(confidence, -torch.inf).masked_fill_(block_tokens.fixed, -torch.inf)
         token = in_block(token, 0)
         tells, learns = self._decode.tells_confidences, self._decode.learns
         if learns == "attention":
             surest = list(map(tuple, confidence.tolist()))
         if any(item.chosen.weights for item in items):
             weights = self._staging.floats(self._weights(items, confidence.shape))
-            confidence = (confidence * weights).masked_fill_((weights < 0) | found.fixed, -torch.inf)
+            confidence = (confidence * weights).masked_fill_((weights < 0) | block_tokens.fixed, -torch.inf)
         if self._commits_best(items):
             highest, index = confidence.max(dim=1, keepdim=True)  # max takes the first of equals, as documented
             self._state.check_finite(block.slot, highest.squeeze(1))
@@ -229,12 +229,12 @@ class Commit:
         confidence = confidence.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
         ranked = confidence.clone() if tells else confidence  # choosing overwrites places in it
         chosen, counts = self._choose(items, confidence, block)
-        self._state.commit_chosen(block, chosen, token, found)
+        self._state.commit_chosen(block, chosen, token, block_tokens)
         committed = self._read_back(items, block, chosen, counts)
         if learns != "nothing":
             places = [list(compress(range(len(row)), row)) for row in chosen.tolist()]
             committed = committed._replace(learned=_learned(items, places, surest if learns == "attention" else ()))
-        return committed._replace(confidences=_told(ranked, chosen)) if tells else committed
+        return committed._replace(confidences=_chosen_confidences(ranked, chosen)) if tells else committed
 
     @staticmethod
     def _weights(items: Sequence[PlanItem], shape: Sequence[int]) -> NDArray[np.float64]:

@@ -152,9 +152,9 @@ class RequestState:
             assert block.step is not None
             self._committed_in.put_(flat, block.step)
 
-    def commit_chosen(self, block: BlockPlaces, chosen: Tensor, tokens: Tensor, found: BlockTokens) -> None:
+    def commit_chosen(self, block: BlockPlaces, chosen: Tensor, tokens: Tensor, block_tokens: BlockTokens) -> None:
         """Write the chosen ones of the tokens [n, B] of a step."""
-        self.tokens.put_(block.flat, torch.where(chosen, tokens, found.ids))
+        self.tokens.put_(block.flat, torch.where(chosen, tokens, block_tokens.ids))
         if self._committed_in is not None:
             assert block.step is not None
             previous = self._committed_in.take(block.flat)

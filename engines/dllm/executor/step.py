@@ -525,9 +525,9 @@ class GraphKey(NamedTuple):
     has_refresh: bool
     """Whether rows of full forwards come before those of Reuse requests."""
 
-    def holds(self, other: "GraphKey") -> bool:
-        sizes = zip(self[:3], other[:3], strict=True)
-        return self.has_refresh == other.has_refresh and all(size >= wanted for size, wanted in sizes)
+    def holds(self, smaller: "GraphKey") -> bool:
+        sizes = zip(self[:3], smaller[:3], strict=True)
+        return self.has_refresh == smaller.has_refresh and all(size >= wanted for size, wanted in sizes)
 
 
 class GraphRows(NamedTuple):

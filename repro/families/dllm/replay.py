@@ -19,7 +19,7 @@ from engines.data import read_text
 from engines.dllm.config import GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.plan import DelegatingExecutor, Request, StepOutcome, StepPlan
-from engines.dllm.simulated import LETTERS, BlockSteps, Replayed, ReplayingExecutor, RooflineExecutor, StepNotes, drawn
+from engines.dllm.simulated import LETTERS, BlockSteps, Replayed, ReplayingExecutor, RooflineExecutor, StepNotes, redraw
 from engines.dllm.simulated import Path as Steps
 from engines.errors import UserError, require
 from engines.models.checkpoint import PUBLISHED_CONFIGS, config_of
@@ -118,7 +118,7 @@ class Recorded:
 
     def replayed(self, requests: Sequence[Request], seed: int, *, is_drawn: bool) -> Replayed:
         if is_drawn:
-            return drawn(list(self.paths.values()), requests, seed)
+            return redraw(list(self.paths.values()), requests, seed)
         replay = Replayed(paths=self.paths)
         for request in requests:
             replay.check(request)
@@ -249,7 +249,7 @@ class _Counting(DelegatingExecutor):
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         work = self._meter.work(plan)
-        self.counted.append(self._notes.noted(plan, work))
+        self.counted.append(self._notes.with_notes(plan, work))
         return self._meter.charged(plan, work)
 
 

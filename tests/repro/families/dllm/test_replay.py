@@ -11,7 +11,7 @@ from support.tables import data_beside
 import repro
 from engines.dllm.config import GenerationConfig, Phase
 from engines.dllm.plan import Request
-from engines.dllm.simulated import BlockSteps, Replayed, drawn
+from engines.dllm.simulated import BlockSteps, Replayed, redraw
 from engines.errors import UserError
 from repro.families.dllm.record import BLOCKS, STEPS
 from repro.files import forget
@@ -117,16 +117,16 @@ def test_blocks_are_drawn_as_often_as_they_were_measured():
     slow = BlockSteps((Phase.BUILD, Phase.REUSE, Phase.REUSE), (2, 1, 1))
     generation = GenerationConfig(gen_length=40, block_length=4, steps=40)
     requests = [Request(request_id=i, prompt_len=9, generation=generation) for i in range(400)]
-    found = drawn([(fast, slow), (slow, slow)], requests, seed=3)
+    found = redraw([(fast, slow), (slow, slow)], requests, seed=3)
     blocks = [block for path in found.paths.values() for block in path]
     share = sum(block == fast for block in blocks) / len(blocks)
     assert len(blocks) == 4000
     assert share == pytest.approx(0.25, abs=4 * np.sqrt(0.25 * 0.75 / 4000))
-    again = drawn([(fast, slow), (slow, slow)], requests[7:9], seed=3)
+    again = redraw([(fast, slow), (slow, slow)], requests[7:9], seed=3)
     assert again.paths == {i: found.paths[i] for i in (7, 8)}  # whoever else asks
-    assert drawn([(fast, slow), (slow, slow)], requests, seed=4) != found
+    assert redraw([(fast, slow), (slow, slow)], requests, seed=4) != found
     with pytest.raises(UserError, match="no block of 8 tokens, only of 4"):
-        drawn([(fast,)], [Request(request_id=0, prompt_len=1, generation=GenerationConfig(block_length=8))], seed=0)
+        redraw([(fast,)], [Request(request_id=0, prompt_len=1, generation=GenerationConfig(block_length=8))], seed=0)
 
 
 def test_drawn_blocks_price_other_requests(measured, mine):
