@@ -116,7 +116,7 @@ TABLED = tuple(shape for shape in BLOCK_DIFFUSION if shape.name != "LLaDA2-flash
 
 def extract(card: str, degrees: Sequence[int], shapes: Sequence[ModelShape] = SHAPES) -> Extract:
     """Every curve, for each framework, that ``shapes`` need on ``card`` at the tensor-parallel ``degrees`` that divide their heads."""
-    tables = _opened(card)
+    tables = _open_extract(card)
     ranks = [
         (degree, shape.on_rank(degree))
         for shape in shapes
@@ -151,7 +151,7 @@ def extract(card: str, degrees: Sequence[int], shapes: Sequence[ModelShape] = SH
 
 def extract_listed(card: str) -> Extract:
     """Every bfloat16 curve that the package lists, for each framework."""
-    tables = _opened(card)
+    tables = _open_extract(card)
     for framework in FRAMEWORKS:
         tables.curves[framework, "gemm"] = _products(tables, framework)
         for kernel in ("prompt", "decode", "prompt-64", "decode-64"):
@@ -170,7 +170,7 @@ _FP8: Mapping[str, tuple[Kernel, Kernel]] = {
 
 def extract_fp8(card: str) -> Extract:
     """Products and experts in FP8, for each framework that has them on the card."""
-    tables = _opened(card)
+    tables = _open_extract(card)
     for framework in FRAMEWORKS:
         for dtype, (gemm, experts) in _FP8.items():
             groups = _products(tables, framework, dtype), _by_rank(_experts(tables, framework, dtype))
@@ -188,7 +188,7 @@ def _by_rank(experts: Found) -> Found:
     return by_rank
 
 
-def _opened(card: str) -> Extract:
+def _open_extract(card: str) -> Extract:
     require(card in SYSTEMS, f"silicon={card!r} has no tables in {PACKAGE}: use one of {', '.join(SYSTEMS)}")
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
@@ -201,9 +201,9 @@ def _release(name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in name.replace("rc", ".").replace("post", ".").split(".") if part.isdigit())
 
 
-def _products(found: Extract, framework: str, dtype: str = "bfloat16") -> Found:
+def _products(source: Extract, framework: str, dtype: str = "bfloat16") -> Found:
     """All listed products, after the rules."""
-    table = found.read("gemm", framework, "gemm")
+    table = source.read("gemm", framework, "gemm")
     table = table[table.gemm_dtype == dtype]
     if table.empty:
         return {}
@@ -212,13 +212,13 @@ def _products(found: Extract, framework: str, dtype: str = "bfloat16") -> Found:
     rows = table.columns.to_numpy(float)
     seconds = table.to_numpy(float)
     spiky = spikes(seconds)
-    times = filled(rows, seconds, spiky | np.isnan(seconds))
-    card = gpu(found.card)
+    times = fill_gaps(rows, seconds, spiky | np.isnan(seconds))
+    card = gpu(source.card)
     size_bytes = 2 if dtype == "bfloat16" else 1
     weights = size_bytes * outputs * inputs
     num_bytes = weights[:, None] + rows * (2 * outputs + size_bytes * inputs)[:, None]
-    clean = streamed(times, num_bytes, rows, weights, bandwidth=card.bandwidth, cache=L2_BYTES[found.card])
-    found.rules[framework if dtype == "bfloat16" else f"{framework} {dtype}"] = {
+    clean = streamed(times, num_bytes, rows, weights, bandwidth=card.bandwidth, cache=L2_BYTES[source.card])
+    source.rules[framework if dtype == "bfloat16" else f"{framework} {dtype}"] = {
         "products": int(seconds.size),
         "spikes": int(spiky.sum()),
         "faster_than_memory": int(clean.impossible.sum()),
@@ -230,10 +230,10 @@ def _products(found: Extract, framework: str, dtype: str = "bfloat16") -> Found:
     return {(int(n), int(k)): (sizes, tuple(curve.tolist())) for (n, k), curve in zip(keys, clean.times, strict=True)}
 
 
-def _attention(found: Extract, framework: str, kernel: Kernel) -> Found:
+def _attention(source: Extract, framework: str, kernel: Kernel) -> Found:
     """All listed heads of a width, after the rules."""
     is_prompt, width = kernel.startswith("prompt"), 64 if kernel.endswith("-64") else 128
-    table = found.read("attention", framework, "context_attention" if is_prompt else "generation_attention")
+    table = source.read("attention", framework, "context_attention" if is_prompt else "generation_attention")
     mask = (table.head_dim == width) & (table.kv_cache_dtype == "bfloat16") & (table.attn_dtype == "bfloat16")
     if "window_size" in table:
         mask &= table.window_size == 0
@@ -250,12 +250,12 @@ def _attention(found: Extract, framework: str, kernel: Kernel) -> Found:
     heads, kv_heads, batch = (times.index.get_level_values(level).to_numpy(float)[:, None] for level in range(3))
     # Queries and outputs of every token of a prompt, or of a decode's one token; keys and values of all tokens.
     num_bytes = 2 * batch * width * (2 * heads * (sizes if is_prompt else 1) + 2 * kv_heads * sizes)
-    least_s = num_bytes / gpu(found.card).bandwidth
-    found.rules[framework] |= {
+    least_s = num_bytes / gpu(source.card).bandwidth
+    source.rules[framework] |= {
         f"{kernel}_spikes": int(spiky.sum()),
         f"{kernel}_faster_than_memory": int((clean < least_s).sum()),
     }
-    clean = np.maximum(filled(sizes, clean, spiky), least_s)
+    clean = np.maximum(fill_gaps(sizes, clean, spiky), least_s)
     curves: Found = {}
     for key, row in zip(times.index, clean, strict=True):
         has_time = ~np.isnan(row)
@@ -264,9 +264,9 @@ def _attention(found: Extract, framework: str, kernel: Kernel) -> Found:
     return curves
 
 
-def _experts(found: Extract, framework: str, dtype: str = "bfloat16") -> Found:
+def _experts(source: Extract, framework: str, dtype: str = "bfloat16") -> Found:
     """Curves of experts, by their keys and the degree at which each was measured."""
-    table = found.read("moe", framework, "moe")
+    table = source.read("moe", framework, "moe")
     mask = (table.moe_dtype == dtype) & (table.distribution == ROUTING) & (table.moe_ep_size == 1)
     curves: Found = {}
     columns = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size"]
@@ -281,11 +281,11 @@ def _experts(found: Extract, framework: str, dtype: str = "bfloat16") -> Found:
     return curves
 
 
-def _all_reduces(found: Extract, framework: str) -> None:
-    table = found.read("comm", framework, "custom_allreduce")
+def _all_reduces(source: Extract, framework: str) -> None:
+    table = source.read("comm", framework, "custom_allreduce")
     if "backend" in table:
         table = table[table.backend.str.endswith("graph")]
-    curves = found.curves[framework, "all-reduce"] = {}
+    curves = source.curves[framework, "all-reduce"] = {}
     for degree, group in table.groupby("num_gpus"):
         times = group.groupby("message_size").latency.median() / 1e3
         curves[(int(degree),)] = tuple(times.index.to_numpy(float).tolist()), tuple(times.tolist())
@@ -303,12 +303,12 @@ def spikes(times: Floats) -> npt.NDArray[np.bool_]:
     return is_spike
 
 
-def filled(sizes: Floats, times: Floats, gone: npt.NDArray[np.bool_]) -> Floats:
-    """Return ``times``, [curves, points], with the ``gone`` ones put on the line between the times that stay beside them."""
+def fill_gaps(sizes: Floats, times: Floats, dropped: npt.NDArray[np.bool_]) -> Floats:
+    """Return ``times``, [curves, points], with the ``dropped`` ones put on the line between the times that stay beside them."""
     result = times.copy()
-    for curve in np.flatnonzero(gone.any(axis=-1)):
-        valid = ~gone[curve] & ~np.isnan(times[curve])
-        result[curve, gone[curve]] = np.interp(sizes[gone[curve]], sizes[valid], times[curve, valid])
+    for curve in np.flatnonzero(dropped.any(axis=-1)):
+        valid = ~dropped[curve] & ~np.isnan(times[curve])
+        result[curve, dropped[curve]] = np.interp(sizes[dropped[curve]], sizes[valid], times[curve, valid])
     return result
 
 

@@ -62,7 +62,7 @@ class Fit(NamedTuple):
     """Seconds of each step by constants fitted to the other steps; None if the others do not tell the constants."""
 
     @property
-    def untold(self) -> tuple[str, ...]:
+    def datasheet_shares(self) -> tuple[str, ...]:
         """The names in ``SHARES`` whose share stays the datasheet's."""
         return tuple(bound for bound in SHARES if bound not in self.free.shares)
 
@@ -74,26 +74,26 @@ def fit_steps(steps: Sequence[TimedStep], card: Gpu, source: str) -> Fit:
         len(steps) >= LEAST_ROWS,
         f"{source} has {len(steps)} timed steps and three constants are fitted: time {LEAST_ROWS} or more",
     )
-    kinds, timed = _kinds_told(steps), _Timed.of(steps, card)
+    kinds, timed = _identified_kinds(steps), _Timed.of(steps, card)
     timed.check_possible(card, source)
     best = timed.best(FittedConstants(tuple(SHARES), kinds))
-    bounds = timed.told(best)
+    bounds = timed.bounds(best)
     fits = []
     for shares in (tuple(SHARES), ("arithmetic",), ("memory",)):
         # A fit above a peak follows the noise of the steps, because no step is above the peak itself.
         if {*shares} <= {*bounds} and all(best.inverse[bound] >= 1 - _ROUNDING for bound in shares):
             free = FittedConstants(shares, kinds)
             try:
-                fits.append(Fit(_fitted(steps, card, source, free), free, _left_out(steps, card, source, free)))
+                fits.append(Fit(_fit(steps, card, source, free), free, _predictions(steps, card, source, free)))
             except UserError:
                 if len(shares) < len(SHARES):
                     continue
                 raise
     require(bool(fits), f"the steps of {source} do not tell the constants apart: time steps of other sizes")
-    return min(fits, key=lambda fit: _missed(steps, fit, fits))
+    return min(fits, key=lambda fit: _left_out_error(steps, fit, fits))
 
 
-def _missed(steps: Sequence[TimedStep], fit: Fit, fits: Sequence[Fit]) -> float:
+def _left_out_error(steps: Sequence[TimedStep], fit: Fit, fits: Sequence[Fit]) -> float:
     """Sum of squared relative errors over the left-out steps that all fits predict."""
     errors = []
     for index, step in enumerate(steps):
@@ -104,18 +104,18 @@ def _missed(steps: Sequence[TimedStep], fit: Fit, fits: Sequence[Fit]) -> float:
     return fsum(error * error for error in errors)
 
 
-def _left_out(steps: Sequence[TimedStep], card: Gpu, source: str, free: FittedConstants) -> list[float | None]:
+def _predictions(steps: Sequence[TimedStep], card: Gpu, source: str, free: FittedConstants) -> list[float | None]:
     predictions: list[float | None] = []
     for index, step in enumerate(steps):
         others = [*steps[:index], *steps[index + 1 :]]
         try:
-            predictions.append(step.predicted_s(card, _fitted(others, card, source, free)))
+            predictions.append(step.predicted_s(card, _fit(others, card, source, free)))
         except UserError:
             predictions.append(None)
     return predictions
 
 
-def _kinds_told(steps: Sequence[TimedStep]) -> tuple[str, ...]:
+def _identified_kinds(steps: Sequence[TimedStep]) -> tuple[str, ...]:
     """The kinds that only some steps have, independent of the kinds before. Each further kind needs one more step."""
     kinds: list[str] = []
     columns = [[1.0] * len(steps)]
@@ -131,10 +131,10 @@ def _kinds_told(steps: Sequence[TimedStep]) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-def _fitted(steps: Sequence[TimedStep], card: Gpu, source: str, free: FittedConstants) -> CardCalibration:
+def _fit(steps: Sequence[TimedStep], card: Gpu, source: str, free: FittedConstants) -> CardCalibration:
     timed = _Timed.of(steps, card)
     best = timed.best(free)
-    timed.check_told(best, free, source)
+    timed.check_bounds(best, free, source)
     shares = {bound: min(1.0, 1 / inverse) for bound, inverse in best.inverse.items()}
     default_note = "".join(f"; {SHARES[bound][0]} is the datasheet's" for bound in SHARES if bound not in free.shares)
     return CardCalibration(
@@ -167,13 +167,13 @@ class _Case(NamedTuple):
     """Returns the factors of ``_Constants`` for the coefficients of the columns."""
 
 
-def _in_order(free: Sequence[str], found: Sequence[float]) -> dict[str, float]:
-    return dict.fromkeys(SHARES, 1.0) | dict(zip(free, found, strict=True))
+def _in_order(free: Sequence[str], solution: Sequence[float]) -> dict[str, float]:
+    return dict.fromkeys(SHARES, 1.0) | dict(zip(free, solution, strict=True))
 
 
-def _both(ratio: float, found: Sequence[float]) -> dict[str, float]:
+def _shares_at_ratio(ratio: float, solution: Sequence[float]) -> dict[str, float]:
     """On a turning ratio a part's arithmetic takes as long as its traffic."""
-    (memory,) = found
+    (memory,) = solution
     return {"arithmetic": ratio * memory, "memory": memory}
 
 
@@ -200,7 +200,7 @@ class _Timed(NamedTuple):
         cases = self._cases(free)
         ones, kinds = np.ones(len(self.works)), [self._of_kind(name) for name in free.kinds]
         best: tuple[float, int, _Constants] | None = None
-        for least_loss, index in sorted(zip(self._least(cases, [ones, *kinds]), range(len(cases)), strict=True)):
+        for least_loss, index in sorted(zip(self._lower_bounds(cases, [ones, *kinds]), range(len(cases)), strict=True)):
             if best is not None and least_loss > best[0] + _ROUNDING:
                 break
             case = cases[index]
@@ -215,7 +215,7 @@ class _Timed(NamedTuple):
         assert best is not None
         return best[2]
 
-    def _least(self, cases: Sequence[_Case], others: Sequence[Floats]) -> list[float]:
+    def _lower_bounds(self, cases: Sequence[_Case], others: Sequence[Floats]) -> list[float]:
         """A lower bound of the squares that each case leaves, by orthogonal columns. A library's last digits decide nothing here."""
         losses = [0.0] * len(cases)
         for num in {len(case.columns) for case in cases}:
@@ -232,19 +232,19 @@ class _Timed(NamedTuple):
     def check_possible(self, card: Gpu, source: str) -> None:
         """Raises UserError for steps that take less time than their arithmetic, or their traffic, at the peak."""
         for peak, floors in (("matrix peak", self.arithmetic), ("memory bandwidth", self.traffic)):
-            times = float((_summed(floors) / self.seconds).max())
+            times = float((_sum_parts(floors) / self.seconds).max())
             require(
                 times <= 1 + _ROUNDING,
                 f"{source} has steps that take {times:.4g} times the {peak} of {card.name}: check the card's datasheet and the steps",
             )
 
-    def told(self, found: _Constants) -> tuple[str, ...]:
+    def bounds(self, fitted: _Constants) -> tuple[str, ...]:
         """The shares that bound some part of a step."""
-        columns = self._columns(_ratio(found))
-        return tuple(bound for bound in SHARES if found.inverse[bound] > 0 and columns[bound].any())
+        columns = self._columns(_ratio(fitted))
+        return tuple(bound for bound in SHARES if fitted.inverse[bound] > 0 and columns[bound].any())
 
-    def check_told(self, found: _Constants, free: FittedConstants, source: str) -> None:
-        bounds, columns = self.told(found), self._columns(_ratio(found))
+    def check_bounds(self, fitted: _Constants, free: FittedConstants, source: str) -> None:
+        bounds, columns = self.bounds(fitted), self._columns(_ratio(fitted))
         for bound in free.shares:
             share, fix = SHARES[bound]
             require(
@@ -267,13 +267,13 @@ class _Timed(NamedTuple):
             offset = sum((columns[bound] for bound in SHARES if bound not in free.shares), zero)
             cases.append(_Case([columns[bound] for bound in free.shares], offset, partial(_in_order, free.shares)))
         for ratio in ratios:
-            column = _summed(np.maximum(ratio * self.arithmetic, self.traffic))
+            column = _sum_parts(np.maximum(ratio * self.arithmetic, self.traffic))
             if len(free.shares) == len(SHARES):
-                cases.append(_Case([column], zero, partial(_both, ratio)))
+                cases.append(_Case([column], zero, partial(_shares_at_ratio, ratio)))
             else:
                 # If one share is 1, the ratio gives the other.
                 scale = 1.0 if free.shares == ("arithmetic",) else 1 / ratio
-                cases.append(_Case([], scale * column, partial(_fixed, _both(ratio, [scale]))))
+                cases.append(_Case([], scale * column, partial(_fixed, _shares_at_ratio(ratio, [scale]))))
         return cases
 
     def _of_kind(self, name: str) -> Floats:
@@ -283,22 +283,22 @@ class _Timed(NamedTuple):
         """Seconds at the peaks that each share applies to, by step, if arithmetic costs ``ratio`` times as much as traffic."""
         is_bound = ratio * self.arithmetic > self.traffic
         return {
-            "arithmetic": _summed(np.where(is_bound, self.arithmetic, 0.0)),
-            "memory": _summed(np.where(is_bound, 0.0, self.traffic)),
+            "arithmetic": _sum_parts(np.where(is_bound, self.arithmetic, 0.0)),
+            "memory": _sum_parts(np.where(is_bound, 0.0, self.traffic)),
         }
 
-    def _loss(self, found: _Constants) -> float:
-        part_s = np.maximum(found.inverse["arithmetic"] * self.arithmetic, found.inverse["memory"] * self.traffic)
-        kinds_s = sum(seconds * self._of_kind(name) for name, seconds in found.kinds.items())
-        errors = (_summed(part_s) + found.overhead_s + kinds_s) / self.seconds - 1
+    def _loss(self, fitted: _Constants) -> float:
+        part_s = np.maximum(fitted.inverse["arithmetic"] * self.arithmetic, fitted.inverse["memory"] * self.traffic)
+        kinds_s = sum(seconds * self._of_kind(name) for name, seconds in fitted.kinds.items())
+        errors = (_sum_parts(part_s) + fitted.overhead_s + kinds_s) / self.seconds - 1
         return fsum((errors * errors).tolist())
 
 
-def _summed(parts: Floats) -> Floats:
+def _sum_parts(parts: Floats) -> Floats:
     """[steps] sums of the parts, added in the same order on every machine."""
     first, second, third = parts.T
     return np.asarray(first + second + third)
 
 
-def _ratio(found: _Constants) -> float:
-    return found.inverse["arithmetic"] / found.inverse["memory"] if found.inverse["memory"] else 1.0
+def _ratio(fitted: _Constants) -> float:
+    return fitted.inverse["arithmetic"] / fitted.inverse["memory"] if fitted.inverse["memory"] else 1.0

@@ -166,7 +166,7 @@ class Card(Gpu):
     """Times of its kernels, of which its steps are then composed."""
 
 
-def encoded(about: Mapping[str, Any], curves: Mapping[tuple[str, Kernel], Curves]) -> bytes:
+def encode_tables(about: Mapping[str, Any], curves: Mapping[tuple[str, Kernel], Curves]) -> bytes:
     """The file's content, before it is packed."""
     lines = [json.dumps(about, sort_keys=True)]
     for (framework, kernel), group in curves.items():

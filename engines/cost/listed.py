@@ -69,7 +69,7 @@ def between(heads: int, kv_heads: int, listed: Curves, *, by_ratio: bool = True)
     curves_by_batch: dict[float, Curve] = {}
     for batch in batches:
         curves = [(share, listed[*keys_of[h], batch]) for h, share in neighbours if (*keys_of[h], batch) in listed]
-        if curves and len(curves) == len(neighbours) and (curve := _mixed(curves))[0]:
+        if curves and len(curves) == len(neighbours) and (curve := _mix_curves(curves))[0]:
             curves_by_batch[batch] = curve
     return curves_by_batch
 
@@ -86,7 +86,7 @@ def _ends(listed: Sequence[int], value: int) -> list[tuple[int, float]]:
     return [(low, 1 - share), (high, share)]
 
 
-def _mixed(curves: Sequence[tuple[float, Curve]]) -> Curve:
+def _mix_curves(curves: Sequence[tuple[float, Curve]]) -> Curve:
     """The sum of the curves by their shares, at the sizes that all curves have."""
     seconds_by_size = [(share, dict(zip(*curve, strict=True))) for share, curve in curves]
     sizes = tuple(size for size in curves[0][1][0] if all(size in times for _, times in seconds_by_size))

@@ -144,7 +144,7 @@ class StepWork(NamedTuple):
     builds: int = 0
     """1 if a sequence chooses the rows that it keeps, as far as that is noted."""
 
-    def stated(self) -> dict[str, Any]:
+    def non_defaults(self) -> dict[str, Any]:
         """The fields that are not at their defaults, by name."""
         defaults = self._field_defaults
         return {name: value for name, value in self._asdict().items() if value != defaults[name]}

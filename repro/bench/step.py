@@ -177,7 +177,7 @@ def time_steps(
         "host": host_share(model, batch, kind, requests),
         "graph": sum(graphs) / len(graphs),
         # The distinct work of a round's timed steps, with the number of steps that have it.
-        "works": tuple((n, work.stated()) for work, n in works.items()),
+        "works": tuple((n, work.non_defaults()) for work, n in works.items()),
     }
 
 

@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from engines.cluster.hardware import DEGREES
-from engines.cost.kernels import FOLDER, Card, cards, digest_of, encoded, load_tables, write_tables
+from engines.cost.kernels import FOLDER, Card, cards, digest_of, encode_tables, load_tables, write_tables
 from engines.cost.roofline import Calibration
 from engines.errors import UserError, require
 from repro.cli import options as opt
@@ -142,7 +142,7 @@ def _extract(card: str, *, write: bool, json: bool) -> None:
     from engines.cost.extract import extracts
 
     tables = extracts(card, DEGREES)
-    contents = {folder: encoded(table.about, table.curves) for folder, table in tables.items()}
+    contents = {folder: encode_tables(table.about, table.curves) for folder, table in tables.items()}
     is_same = all(
         card in cards(folder) and digest_of(content) == load_tables(card, folder).digest
         for folder, content in contents.items()
@@ -264,7 +264,7 @@ def _calibrate_card(path: Path, measured: Path, out: Path | None, *, dry_run: bo
                 "card": card.name,
                 "obtained": "fitted",
                 "calibration": asdict(fitted),
-                "untold": list(fit.untold),
+                "untold": list(fit.datasheet_shares),
                 "residuals": errors["error_percent"],
                 "leave_one_out": errors["left_out_error_percent"],
                 "rows": rows,
@@ -297,7 +297,7 @@ KINDS = {"layout_s": "one whose rows lie otherwise than the last one's", "build_
 
 
 def _share_text(share: float, bound: str, fit: "Fit") -> str:
-    return "1, the datasheet's: the steps do not tell it" if bound in fit.untold else f"{share:.4f}"
+    return "1, the datasheet's: the steps do not tell it" if bound in fit.datasheet_shares else f"{share:.4f}"
 
 
 def _card_rows(

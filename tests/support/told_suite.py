@@ -160,7 +160,7 @@ def step_rows(calibration: Calibration = KNOWN, sizes: tuple[int, ...] = (1, 16,
             "ms": 1e3 * row.seconds,
             "host": 0.1,
             "graph": 1.0,
-            "works": [[n, work.stated()] for n, work in row.works],
+            "works": [[n, work.non_defaults()] for n, work in row.works],
         }
         for size in sizes
         for row in (timed(kind, size, calibration) for kind in ("refresh", "reuse"))

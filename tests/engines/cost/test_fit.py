@@ -97,7 +97,7 @@ def test_a_share_that_no_step_tells_stays_the_datasheets():
     by_memory = bound_by_memory(L40S)
     assert len(by_memory) >= 4
     found = fit_steps(by_memory, L40S, "m.csv")
-    assert found.untold == ("arithmetic",)
+    assert found.datasheet_shares == ("arithmetic",)
     assert found.calibration.matmul_efficiency == found.calibration.attention_efficiency == 1.0
     assert found.calibration.bandwidth_efficiency == pytest.approx(PLANTED["bandwidth_efficiency"])
     assert found.calibration.note.endswith("; the matrix peak is the datasheet's")
@@ -127,7 +127,7 @@ def of_many_rows(**constants: float) -> list[TimedStep]:
 def test_steps_of_a_processor_leave_the_bandwidth_and_tell_what_some_steps_take_besides():
     planted = {"layout_s": 2e-3, "build_s": 5e-3}
     found = fit_steps(of_many_rows(**planted), L40S, "m.csv")
-    assert found.untold == ("memory",)
+    assert found.datasheet_shares == ("memory",)
     assert found.calibration.bandwidth_efficiency == 1.0
     assert found.free.kinds == ("layout_s", "build_s")
     for name, value in {**PLANTED, "bandwidth_efficiency": 1.0, **planted}.items():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.refusals import refuses
 
-from engines.cost.extract import SPIKE, filled, spikes, streamed
+from engines.cost.extract import SPIKE, fill_gaps, spikes, streamed
 from engines.cost.kernels import (
     BLOCK_FOLDER,
     ELEMENTWISE_S,
@@ -22,7 +22,7 @@ from engines.cost.kernels import (
     _at_batch,
     cards,
     digest_of,
-    encoded,
+    encode_tables,
     has_tables,
     load_tables,
     tables_of,
@@ -206,7 +206,7 @@ def test_a_listed_time_is_the_measured_one(kernel, key, size, milliseconds):
 
 def test_what_is_written_is_read_again(tmp_path):
     curves = {("vllm", "gemm"): {(8, 4): ((1.0, 2.0, 1048577.0), (1e-6, 2e-6, 3.456e-3)), (4, 4): ((2.0,), (5e-6,))}}
-    content = encoded({"card": "mine"}, curves)
+    content = encode_tables({"card": "mine"}, curves)
     write_tables(tmp_path / "mine.csv.gz", content)
     found = load_tables("mine", tmp_path)
     assert found.about == {"card": "mine"}
@@ -223,7 +223,7 @@ def test_what_is_missing_is_refused_by_name(tmp_path):
     tables = load_tables("h200")
     with pytest.raises(UserError, match="no gemm of outputs=7, inputs=9 in its table of h200: extract it with"):
         tables.curve("vllm", "gemm", (7, 9))
-    write_tables(tmp_path / "mine.csv.gz", encoded({}, {("vllm", "gemm"): {(8, 4): ((1.0,), (1e-6,))}}))
+    write_tables(tmp_path / "mine.csv.gz", encode_tables({}, {("vllm", "gemm"): {(8, 4): ((1.0,), (1e-6,))}}))
     with refuses("kernels='sglang'"):
         load_tables("mine", tmp_path).curve("sglang", "gemm", (8, 4))
     with pytest.raises(UserError, match="no experts table of mine: use one of cost=roofline"):
@@ -270,7 +270,7 @@ def test_a_planted_spike_is_found_and_put_on_the_line_between_its_neighbours():
     times = np.array([[1.0, 1.0, 20.0, 1.2, 1.2, 2.0, 3.0, 3.1]])
     gone = spikes(times)
     assert gone.tolist() == [[False, False, True, False, False, False, False, False]]
-    assert filled(ROWS, times, gone)[0, 2] == pytest.approx(1.0 + 0.2 * (4 - 2) / (8 - 2))
+    assert fill_gaps(ROWS, times, gone)[0, 2] == pytest.approx(1.0 + 0.2 * (4 - 2) / (8 - 2))
 
 
 @pytest.mark.parametrize(
