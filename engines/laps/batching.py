@@ -329,7 +329,7 @@ class AdaptiveWait:
         if wait_rule == "off":
             return Wait(min(queue.num_short, self.depths[-1]))
         if wait_rule == "printed":
-            return self._printed(queue, now)
+            return self._wait_as_printed(queue, now)
         if not queue.num_short:
             self._round_s = None
             return Wait(0)
@@ -377,7 +377,7 @@ class AdaptiveWait:
         self._full_rounds = 0
         self.target = depth if config.wait == "printed" else max(1, depth)
 
-    def _printed(self, queue: ClassQueue, now: float) -> Wait:
+    def _wait_as_printed(self, queue: ClassQueue, now: float) -> Wait:
         """The loop to the letter: the timer starts with the round, and a round dispatches what it collected, even if nothing."""
         if not self.target:
             return Wait(0)

@@ -70,7 +70,7 @@ class PrefillConstants(Checked):
     """max: launches run ahead of the GPU, and the longer of the two counts. add: launches and the GPU take turns."""
 
 
-def captured(chunks: Sequence[Chunk], rows: int, mode: object) -> tuple[int, int]:
+def captured_size(chunks: Sequence[Chunk], rows: int, mode: object) -> tuple[int, int]:
     """Rows and prompts that a captured shape computes in place of ``rows`` rows of ``chunks``. Raises UserError if they do not fit."""
     if isinstance(mode, Bucket):
         fits = len(chunks) <= mode.batch and all(chunk.tokens <= mode.length for chunk in chunks)
@@ -143,7 +143,7 @@ def work_of(chunks: Sequence[Chunk], decoding: int, context: int, mode: object) 
     if mode is None or isinstance(mode, Fallback):
         return StepWork(prompts=chunks, decoding=decoding, context=context)
     rows = sum([tokens for _, tokens in chunks])
-    padded_rows, heads = captured(chunks, rows, mode)
+    padded_rows, heads = captured_size(chunks, rows, mode)
     if not isinstance(mode, Bucket):
         return StepWork(query_rows=padded_rows - rows, prompts=chunks)
     prompts = [(history, mode.length) for history, _ in chunks]
@@ -347,7 +347,7 @@ class PrefillCluster(Checked):
     def _compiled(self, streams: Sequence[PrefillArrivals], until_s: float) -> PrefillRun | None:
         if type(self.cost) is not PrefillCost:
             return None
-        tables = core.simulated(
+        tables = core.simulate(
             self.system,
             self.cost,
             streams,
@@ -459,10 +459,10 @@ class PrefillInstance(Worker):
     # ---- events -----------------------------------------------------------------------------------------
 
     def enqueue(self, task: PrefillTask) -> None:
-        self.own(task)
+        self.count_request(task)
         super().enqueue(task)
 
-    def own(self, task: PrefillTask) -> None:
+    def count_request(self, task: PrefillTask) -> None:
         """Count the request as this instance's from now on."""
         self.num_requests += 1
         self.backlog_tokens += task.tokens
@@ -559,9 +559,9 @@ class _PrefillSimulation(Simulation):
 
     # ---- turns ---------------------------------------------------------------------------------------------
 
-    def _arrive_alone(self, due: Turn) -> None:
+    def _arrive_alone(self, arrival: Turn) -> None:
         """A turn comes at its own time, whatever became of those before it."""
-        _, session_id, turn, history, tokens, answer_tokens = due
+        _, session_id, turn, history, tokens, answer_tokens = arrival
         if tokens < 1 or history < 0 or not 0 <= answer_tokens <= history:
             raise UserError(
                 f"session {session_id} turn {turn}: tokens={tokens}, history={history}, answered={answer_tokens}: a turn has at least "
@@ -617,7 +617,7 @@ class _PrefillSimulation(Simulation):
         row = self.tasks[task.task_id]
         row.started_s, row.worker_id = now, worker_id
         if self._is_global:
-            self.instances[worker_id].own(task)
+            self.instances[worker_id].count_request(task)
 
     def prefilled(self, task: PrefillTask, worker_id: int) -> None:
         row, instance, slo_s = self._finish_task(task), self.instances[worker_id], self._cluster.slo_s

@@ -48,7 +48,7 @@ class _Setup(Structure):
     ]
 
 
-def simulated(
+def simulate(
     system: PrefillSystem,
     cost: Any,
     streams: Sequence[Any],
@@ -347,58 +347,58 @@ def _terms(terms: Sequence[float]) -> Floats:
 # ---- what it leaves ---------------------------------------------------------------------------------------------------
 
 
-def _requests(made: Made, boundary: int, slo_s: float | None, end_s: float) -> Table:
-    ready_s, landed_s = made.seconds("request_ready_s"), made.seconds("request_landed_s")
-    tokens, num, is_open = made.ints("request_tokens"), len(ready_s), np.isnan(landed_s)
+def _requests(results: Made, boundary: int, slo_s: float | None, end_s: float) -> Table:
+    ready_s, landed_s = results.seconds("request_ready_s"), results.seconds("request_landed_s")
+    tokens, num, is_open = results.ints("request_tokens"), len(ready_s), np.isnan(landed_s)
     is_late = np.zeros(num, dtype=bool)
     if slo_s is not None:
         is_late = ready_s + slo_s < np.where(is_open, end_s, landed_s)
     return {
         "request_id": Values(np.arange(num)),
-        "session_id": Values(made.ints("request_session_id")),
-        "turn": Values(made.ints("request_turn")),
+        "session_id": Values(results.ints("request_session_id")),
+        "turn": Values(results.ints("request_turn")),
         "length_class": Values((tokens >= boundary).astype(np.int8), names=_CLASSES),
-        "history": Values(made.ints("request_history")),
+        "history": Values(results.ints("request_history")),
         "tokens": Values(tokens),
         "arrival_s": Values(ready_s),
-        "started_s": times_of(made.seconds("request_started_s")),
+        "started_s": times_of(results.seconds("request_started_s")),
         "finished_s": times_of(landed_s),
-        "instance": Values(made.ints("request_worker"), missing=-1),
+        "instance": Values(results.ints("request_worker"), missing=-1),
         "deadline_s": [None] * num if slo_s is None else Values(ready_s + slo_s),
         "violated": Values(np.where(is_late, 1, np.where(is_open, 2, 0)), names=(False, True, None)),
     }
 
 
-def _steps(made: Made, modes: Sequence[str]) -> Table:
-    start_s, instance = made.seconds("step_start_s"), made.ints("step_instance")
+def _steps(results: Made, modes: Sequence[str]) -> Table:
+    start_s, instance = results.seconds("step_start_s"), results.ints("step_instance")
     order = np.lexsort((instance, start_s))
     counts = ("tokens", "padded_tokens", "num_short", "num_long", "num_finished")
     return {
         "instance": Values(instance[order]),
         "start_s": Values(start_s[order]),
-        "duration_s": Values(made.seconds("step_duration_s")[order]),
-        **{name: Values(made.ints(f"step_{name}")[order]) for name in counts},
-        "mode": Values(made.ints("step_mode")[order], names=modes),
+        "duration_s": Values(results.seconds("step_duration_s")[order]),
+        **{name: Values(results.ints(f"step_{name}")[order]) for name in counts},
+        "mode": Values(results.ints("step_mode")[order], names=modes),
     }
 
 
-def _moves(made: Made, adjustments: Sequence[Adjustment]) -> Table:
+def _moves(results: Made, adjustments: Sequence[Adjustment]) -> Table:
     return {
-        "time_s": made.seconds("move_time_s").tolist(),
-        "instance": made.ints("move_instance").tolist(),
+        "time_s": results.seconds("move_time_s").tolist(),
+        "instance": results.ints("move_instance").tolist(),
         "to": [adjustment.grows for adjustment in adjustments],
         "short_pressure": [adjustment.short_pressure for adjustment in adjustments],
         "long_pressure": [adjustment.long_pressure for adjustment in adjustments],
-        "num_short": made.ints("move_num_short").tolist(),
+        "num_short": results.ints("move_num_short").tolist(),
     }
 
 
-def _instances(made: Made, *, has_pools: bool) -> Table:
-    pools = made.ints("instance_pool").tolist()
+def _instances(results: Made, *, has_pools: bool) -> Table:
+    pools = results.ints("instance_pool").tolist()
     counts = ("num_steps", "num_finished", "tokens", "padded_tokens")
     return {
         "instance": list(range(len(pools))),
         "pool": [_CLASSES[pool] if has_pools else None for pool in pools],
-        "busy_s": made.seconds("instance_busy_s").tolist(),
-        **{name: made.ints(f"instance_{name}").tolist() for name in counts},
+        "busy_s": results.seconds("instance_busy_s").tolist(),
+        **{name: results.ints(f"instance_{name}").tolist() for name in counts},
     }

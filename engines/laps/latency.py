@@ -176,7 +176,7 @@ class TwoClasses(Checked):
             / (2 * (1 - self.load))
         )
 
-    def drawn(self, num: int, seed: int) -> tuple[Floats, Floats]:
+    def draw(self, num: int, seed: int) -> tuple[Floats, Floats]:
         """[num] gaps between Poisson arrivals, of which the first lies before the first job, and [num] service times."""
         rng = np.random.default_rng(seed)
         service_s = np.where(rng.random(num) < self.short_share, self.short_s, self.long_s)

@@ -53,7 +53,7 @@ class Filling:
             slope_s = token_s + 2 * alpha * (task.history + done)
             work_s = tokens * (slope_s + alpha * tokens)
             if spent_s + work_s > budget_s:
-                fitting = self._fitting(budget_s - spent_s, slope_s, alpha)
+                fitting = self._most_tokens_in(budget_s - spent_s, slope_s, alpha)
                 tokens = min(fitting + 1, tokens) if rounds_up else fitting
                 if not tokens and not self.shares:
                     tokens = 1
@@ -89,7 +89,7 @@ class Filling:
         return True
 
     @staticmethod
-    def _fitting(budget_s: float, slope_s: float, alpha: float) -> int:
+    def _most_tokens_in(budget_s: float, slope_s: float, alpha: float) -> int:
         """Most tokens n with n (slope + alpha n) <= budget."""
         if budget_s <= 0:
             return 0
@@ -362,11 +362,11 @@ class OnTime:
         if not tasks:
             self._first_come_s = {}
             return IDLE
-        split, budget_s, share = self._chosen(tasks, now)
+        split, budget_s, share = self._choose_split(tasks, now)
         step = Filling(at, self._model, self.config.max_num_seqs, goes_past=True)
         spent_s = step.fill(tasks, share * budget_s, rounds_up=True) if share else 0.0
-        spent_s += step.fill(self._hastened(split.kept, budget_s, 1 - share, now), budget_s - spent_s)
-        step.fill(self._aged(split.given_up), budget_s - spent_s)
+        spent_s += step.fill(self._hasten(split.kept, budget_s, 1 - share, now), budget_s - spent_s)
+        step.fill(self._sort_aged(split.given_up), budget_s - spent_s)
         for task in step.admitted:
             queue.pull(task)
         shares = list(step.shares.values())
@@ -374,7 +374,7 @@ class OnTime:
             self._last = now, self._step_s(shares)
         return NextStep(shares) if shares else IDLE
 
-    def _hastened(self, kept: Sequence[PrefillTask], budget_s: float, rate: float, now: float) -> Sequence[PrefillTask]:
+    def _hasten(self, kept: Sequence[PrefillTask], budget_s: float, rate: float, now: float) -> Sequence[PrefillTask]:
         haste, overhead_s = self.config.haste, self._model.base_s
         if len(kept) < 2 or self._slo_s == math.inf:
             return kept
@@ -383,7 +383,7 @@ class OnTime:
         limits_s = work_by(slacks_s, budget_s=budget_s, overhead_s=overhead_s, rate=rate, all_s=sum(works_s))
         return [kept[index] for index in shorter_first(works_s, limits_s)]
 
-    def _aged(self, given_up: Sequence[PrefillTask]) -> Sequence[PrefillTask]:
+    def _sort_aged(self, given_up: Sequence[PrefillTask]) -> Sequence[PrefillTask]:
         """Sort by remaining work less aging."""
         aging = self.config.aging
         return sorted(given_up, key=lambda task: (self._work_s(task) + aging * task.ready_s, task.task_id))
@@ -406,7 +406,7 @@ class OnTime:
         )
         return model.base_s + model.request_s * len(shares) + max(model.floor_s, work_s)
 
-    def _chosen(self, tasks: Sequence[PrefillTask], now: float) -> tuple[Split, float, float]:
+    def _choose_split(self, tasks: Sequence[PrefillTask], now: float) -> tuple[Split, float, float]:
         """Return who is given up, the step's budget, and the share that is paid. The backlog sets the budget, unless fewer are given up
         with a shorter step, which ends sooner but costs its overhead more often."""
         config, model = self.config, self._model

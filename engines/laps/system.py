@@ -281,7 +281,7 @@ def srpt(
 ) -> PrefillSystem:
     """Shortest remaining prefill first. It takes Reserve's steps without deadlines, and a wait counts only by ``aging``, so that only
     the order differs."""
-    return reserve(model, _sized(size, slo_s=None, aging=aging), graphs=graphs, name=name)
+    return reserve(model, _reserve_config(size, slo_s=None, aging=aging), graphs=graphs, name=name)
 
 
 def edf(model: StepModel, size: StepSize | None = None, *, graphs: Graphs = "ladder") -> PrefillSystem:
@@ -293,11 +293,11 @@ def moore_hodgson(
     model: StepModel, size: StepSize | None = None, *, slo_s: float | None, graphs: Graphs = "ladder"
 ) -> PrefillSystem:
     """The same steps, but as few requests as possible are given up."""
-    config = _sized(size, slo_s=slo_s)
-    return _ours(lambda: MooreHodgson(model, config), model, graphs, "moore-hodgson")
+    config = _reserve_config(size, slo_s=slo_s)
+    return _our_system(lambda: MooreHodgson(model, config), model, graphs, "moore-hodgson")
 
 
-def _sized(size: StepSize | None, **config: float | None) -> ReserveConfig:
+def _reserve_config(size: StepSize | None, **config: float | None) -> ReserveConfig:
     size = size or StepSize()
     options: dict[str, Any] = dict(config)
     return ReserveConfig(**options, **{field.name: getattr(size, field.name) for field in fields(StepSize)})
@@ -312,17 +312,17 @@ def reserve(
 ) -> PrefillSystem:
     config = config or ReserveConfig()
     Reserve(model, config)  # shows wrong options before any run
-    return _ours(lambda: Reserve(model, config), model, graphs, name)
+    return _our_system(lambda: Reserve(model, config), model, graphs, name)
 
 
 def on_time(
     model: StepModel, config: OnTimeConfig | None = None, *, graphs: Graphs = "ladder", name: str = "on-time"
 ) -> PrefillSystem:
     config = config or OnTimeConfig()
-    return _ours(lambda: OnTime(model, config), model, graphs, name)
+    return _our_system(lambda: OnTime(model, config), model, graphs, name)
 
 
-def _ours(make: Callable[[], Batching], model: StepModel, graphs: Graphs, name: str) -> PrefillSystem:
+def _our_system(make: Callable[[], Batching], model: StepModel, graphs: Graphs, name: str) -> PrefillSystem:
     choice = graph_choice(graphs, model, tuple(model.shapes))
     return PrefillSystem(
         name=name,

@@ -82,7 +82,7 @@ def waits() -> tuple[Interval, Interval]:
     same arrivals if all take the mean time."""
     mixed_s, penalties_s = [], []
     for seed in range(NUM_QUEUES):
-        gaps_s, service_s = QUEUE.drawn(NUM_JOBS, seed)
+        gaps_s, service_s = QUEUE.draw(NUM_JOBS, seed)
         mixed_s.append(float(waits_s(gaps_s, service_s).mean()))
         penalties_s.append(mixed_s[-1] - float(waits_s(gaps_s, np.full_like(service_s, QUEUE.mean_s)).mean()))
     return mean_interval(mixed_s), mean_interval(penalties_s)

@@ -106,7 +106,7 @@ def latency_fits() -> dict[str, float]:
 
 def waits() -> dict[str, float]:
     queue = TwoClasses(rate=6.0, short_share=0.6, short_s=0.03, long_s=0.25)
-    gaps, service = queue.drawn(500, seed=4)
+    gaps, service = queue.draw(500, seed=4)
     return {
         "walk": float(waits_s(gaps, service).sum()),
         **{name: getattr(queue, name) for name in ("load", "mean_s", "wait_s", "hol_penalty_s")},

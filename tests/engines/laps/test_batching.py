@@ -234,14 +234,14 @@ def test_the_penalty_is_what_the_spread_of_lengths_adds():
 
 
 def test_the_simulated_instance_is_the_recursion():
-    gaps, service = MIXED.drawn(4000, seed=1)
+    gaps, service = MIXED.draw(4000, seed=1)
     run = simulate(PrefillSystem(name="fcfs", make_batching=lambda: ONE_BY_ONE), gaps, service)
     np.testing.assert_allclose(waits_of(run), waits_s(gaps, service), atol=1e-9)
 
 
 def test_the_recursion_is_the_formula_within_two_percent():
     """Pollaczek-Khinchine, and the penalty against the same arrivals with the mean service time."""
-    gaps, service = MIXED.drawn(4_000_000, seed=2)
+    gaps, service = MIXED.draw(4_000_000, seed=2)
     wait_s = waits_s(gaps, service).mean()
     uniform_s = waits_s(gaps, np.full_like(service, MIXED.mean_s)).mean()
     assert wait_s == pytest.approx(MIXED.wait_s, rel=0.02)
@@ -251,7 +251,7 @@ def test_the_recursion_is_the_formula_within_two_percent():
 
 def test_short_first_waits_as_two_priorities_do():
     """One request a step, no window: Cobham's formula, which the mean over both classes obeys for any order too."""
-    gaps, service = MIXED.drawn(20_000, seed=3)
+    gaps, service = MIXED.draw(20_000, seed=3)
     wait = AdaptiveWait(WaitConfig(wait="off", slo_s=None), [1], lambda requests, tokens: 0.0)
     config = TemporalConfig(long_dispatch="single", max_long_wait_s=1e6)
     system = PrefillSystem(
