@@ -25,7 +25,7 @@ class DPad(Method):
         rule: RefreshRule = NoCache()
         if own.cache != "none":
             rule = DelayedCache(delay=0, window="suffix" if own.cache == "prefix" else "block")
-        return _of_fast_dllm(rule, own.cut)
+        return _fast_dllm_sampler(rule, own.cut)
 
 
 class Streaming(Method):
@@ -38,7 +38,7 @@ class Streaming(Method):
     own = StreamingOptions
 
     def _sampler(self, family: str, own: StreamingOptions, options: Options) -> Sampler:
-        sampler = _of_fast_dllm(
+        sampler = _fast_dllm_sampler(
             DelayedCache(delay=0, window="suffix"), Cut(suffix="ends", suffix_window=own.streaming_window)
         )
         return replace(sampler, decode=replace(sampler.decode, relax=own.relax))
@@ -52,7 +52,7 @@ class Streaming(Method):
         return generation
 
 
-def _of_fast_dllm(rule: RefreshRule, cut: Cut) -> Sampler:
+def _fast_dllm_sampler(rule: RefreshRule, cut: Cut) -> Sampler:
     decode = DecodeConfig(confidence_dtype="float64")
     return Sampler(rule=rule, cut=cut, decode=decode, exact_steps=False, **SERVED)
 

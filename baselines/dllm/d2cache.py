@@ -67,12 +67,12 @@ class ByNeed(RowRule):
         places = at.masks[np.isin(at.masks - self.shift, self.rows)]
         weights = np.ones(len(places))
         if self.options.decoding_sigma:
-            weights = density(self._known(at.masks), self.options.decoding_sigma)[places - self.prompt_len]
+            weights = density(self._known_mask(at.masks), self.options.decoding_sigma)[places - self.prompt_len]
         is_able = places < end
         commit = min(self.options.tokens_per_step, int(is_able.sum()))
         return Chosen.of(self.rows, places, commit, weights=np.where(is_able, weights, -1.0))
 
-    def _known(self, masks: Positions) -> NDArray[np.bool_]:
+    def _known_mask(self, masks: Positions) -> NDArray[np.bool_]:
         known = np.ones(self.total_len - self.prompt_len, dtype=np.bool_)
         known[masks - self.prompt_len] = False
         return known
@@ -84,20 +84,20 @@ class ByNeed(RowRule):
         committed = np.array(seen.learned.places, dtype=np.int64)
         remaining = np.setdiff1d(self.masks, committed)
         if len(remaining):
-            selected = self._surest(remaining)
+            selected = self._next_masks(remaining)
             rows = np.union1d(selected - self.shift, committed)
-            rows = self._heeded(rows, np.array(seen.learned.importance))
+            rows = self._add_heeded(rows, np.array(seen.learned.importance))
             if self.shift:
                 rows = rows[rows != self.prompt_len - 1]
                 if self.prompt_len in selected:
                     rows = np.union1d(rows, [self.prompt_len - 1])
-            self.rows = self._inflated(rows)
+            self.rows = self._fill_gaps(rows)
 
-    def _surest(self, left: Positions) -> Positions:
+    def _next_masks(self, masks: Positions) -> Positions:
         """Return the masks to compute next."""
         assert self.certain is not None
-        k, first, places = self.options.current_k, self.prompt_len, left - self.prompt_len
-        score = self.certain * density(self._known(left), self.options.cache_sigma)
+        k, first, places = self.options.current_k, self.prompt_len, masks - self.prompt_len
+        score = self.certain * density(self._known_mask(masks), self.options.cache_sigma)
         score[self.able - first] += score.max()
         last = int(places[k - 1]) if len(places) >= k else len(score) - 1
         last = (last // len(self.able) + 1) * len(self.able) - 1
@@ -105,7 +105,7 @@ class ByNeed(RowRule):
         best = candidates[np.argsort(-score[candidates], kind="stable")][:k]
         return np.sort(best) + first
 
-    def _heeded(self, rows: Positions, importance: Numbers) -> Positions:
+    def _add_heeded(self, rows: Positions, importance: Numbers) -> Positions:
         """Add the other rows that attention depends on most."""
         rest = np.setdiff1d(np.arange(self.total_len), rows)
         if not len(rest):
@@ -115,7 +115,7 @@ class ByNeed(RowRule):
         count = max(1, int(np.searchsorted(shares, self.options.rollout_p, side="right")))
         return np.union1d(rows, ordered[:count])
 
-    def _inflated(self, rows: Positions) -> Positions:
+    def _fill_gaps(self, rows: Positions) -> Positions:
         gaps = np.diff(rows)
         return np.union1d(
             rows,

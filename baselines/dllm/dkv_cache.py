@@ -122,10 +122,10 @@ class DkvDream(RowRule):
         cached = head if step and self.variant != "decode" else all_rows[:0]
         if self.variant != "prefill" and step % self.refresh_interval:
             cached = np.union1d(cached, self.settled)
-        self.settled = self._settled(at.masks) if step else head
+        self.settled = self._settled_rows(at.masks) if step else head
         return Chosen.of(np.setdiff1d(all_rows, cached), at.in_block, at.quota)
 
-    def _settled(self, masks: Positions) -> Positions:
+    def _settled_rows(self, masks: Positions) -> Positions:
         known = np.ones(self.total_len + 1, dtype=np.bool_)
         known[masks] = False
         if self.shift == "un":

@@ -213,9 +213,9 @@ class Launch(ABC, Checked):
             yield url, startup_s
 
 
-def options(**given: object) -> Iterator[str]:
+def options(**values: object) -> Iterator[str]:
     """Yield command-line options; None or False leaves one out, True makes a flag."""
-    for name, value in given.items():
+    for name, value in values.items():
         if value is None or value is False:
             continue
         yield f"--{name.replace('_', '-')}"

@@ -73,7 +73,7 @@ def _read(url: str, headers: Mapping[str, str]) -> bytes:
         with _OPENER.open(Request(url, headers=dict(headers)), timeout=ASK_S) as response:
             if response.status != 200:
                 raise NoPage(f"status {response.status}", response.status)
-            if refusal := unread(lambda name: response.headers.get_all(name, [])):
+            if refusal := reason_not_read(lambda name: response.headers.get_all(name, [])):
                 raise NoPage(refusal)
             content: bytes = response.read(MOST_BYTES + 1)
             missing = response.length
@@ -108,7 +108,7 @@ def redirect(status: int, location: str | None) -> str:
     return f"status {status}, a redirect to {target}, which is not followed"
 
 
-def unread(values_of: Callable[[str], Sequence[str]]) -> str | None:
+def reason_not_read(values_of: Callable[[str], Sequence[str]]) -> str | None:
     """Return why we do not read a body, judged by its header fields. Either its end is unknown, or it is compressed although we did not
     ask for that, so its size has no bound."""
     coding = ", ".join(values_of("Content-Encoding")).strip().lower()
@@ -205,11 +205,11 @@ def running(
     process ends early, or if ``within_s`` is over."""
     processes: list[_Process] = []
 
-    def check(when: str) -> None:
+    def check(phase: str) -> None:
         for process in processes:
             if process.warden.poll() is not None:
                 raise RunError(
-                    f"{name} ended {when} (exit code {process.warden.returncode}): {process.last_words()}; all it said: {process.log}"
+                    f"{name} ended {phase} (exit code {process.warden.returncode}): {process.last_words()}; all it said: {process.log}"
                 )
 
     try:

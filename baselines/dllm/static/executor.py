@@ -124,13 +124,13 @@ class _Step:
         if self.rows.pack is not None:
             self.rows.pack(self.pool.k[layer], self.pool.v[layer], q, k, v)
             self.timer.lap_inside("selection")
-        q, k, v = self._own(q, k, v)
+        q, k, v = self._drop_padding(q, k, v)
         return self._attention(q, k.view(self.narrow).transpose(1, 2), v.view(self.narrow).transpose(1, 2))
 
     def ragged(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Members near the ends of answers of different lengths: each attends alone over its own slab."""
         self.timer.lap_inside("gemm")
-        self._store(layer, *self._own(q, k, v)[1:])
+        self._store(layer, *self._drop_padding(q, k, v)[1:])
         outputs, end = [], 0
         for item in self.items:
             start, end = end, end + item.window_len
@@ -141,7 +141,7 @@ class _Step:
             )
             own_q = q[start:end].transpose(0, 1)[None]
             outputs.append(F.scaled_dot_product_attention(own_q, own_k, own_v)[0].transpose(0, 1))
-        return self._filled(torch.cat(outputs))
+        return self._pad_rows(torch.cat(outputs))
 
     def reuse_of(self, width: int) -> Attend:
         """Members with equal windows: one call attends over their slabs."""
@@ -152,7 +152,7 @@ class _Step:
 
         def reuse(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self.timer.lap_inside("gemm")
-            q, k, v = self._own(q, k, v)
+            q, k, v = self._drop_padding(q, k, v)
             if block_rows is None:
                 self._store(layer, k, v)
             else:
@@ -162,7 +162,7 @@ class _Step:
 
         return reuse
 
-    def _own(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _drop_padding(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Drop the rows that fill up to MIN_ROWS."""
         return (q, k, v) if self.is_exact else (q[: self.num_rows], k[: self.num_rows], v[: self.num_rows])
 
@@ -176,9 +176,9 @@ class _Step:
             k, v = k.repeat_interleave(self.group, dim=1), v.repeat_interleave(self.group, dim=1)
         q = q.view(self.wide).transpose(1, 2)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
-        return self._filled(out.transpose(1, 2).flatten(0, 1))
+        return self._pad_rows(out.transpose(1, 2).flatten(0, 1))
 
-    def _filled(self, out: Tensor) -> Tensor:
+    def _pad_rows(self, out: Tensor) -> Tensor:
         if not self.is_exact:
             out = F.pad(out, (0, 0, 0, 0, 0, MIN_ROWS - self.num_rows))
         self.timer.lap_inside("attention")
@@ -295,7 +295,7 @@ def static_batch_bytes(
         scheduler = StaticBatchScheduler(
             config, KvPool(kv_rows), rule, batch_size=batch_size, exact_steps=sampler.exact_steps
         )
-        engine = Engine(scheduler, _made(make_executor, kv_rows))
+        engine = Engine(scheduler, _make(make_executor, kv_rows))
         for i in range(batch_size):
             engine.submit(
                 Request(request_id=i, prompt_len=prompt_len, prompt_ids=(token,) * prompt_len, generation=generation)
@@ -311,7 +311,7 @@ def static_batch_bytes(
     return peak_bytes(run, next(model.parameters()).device)
 
 
-def _made(make_executor: Callable[[int], Executor], kv_rows: int) -> Executor:
+def _make(make_executor: Callable[[int], Executor], kv_rows: int) -> Executor:
     """Make the executor; its slabs may already exceed the memory."""
     try:
         return make_executor(kv_rows)

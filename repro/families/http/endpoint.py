@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from baselines.servers.process import NoPage, ask, redirect, unread
+from baselines.servers.process import NoPage, ask, reason_not_read, redirect
 from engines.data import DECODER
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range
@@ -172,7 +172,7 @@ class Endpoint(Checked):
                 elif response.status != 200:
                     message = _sentence((await response.content.read(4096)).decode(errors="replace"))
                     reply.error = f"status {response.status}: {message}"
-                elif problem := unread(lambda name: response.headers.getall(name, ())):
+                elif problem := reason_not_read(lambda name: response.headers.getall(name, ())):
                     reply.error = problem
                 else:
                     is_chat, limit = self.api == "chat", fields.get("max_tokens")
