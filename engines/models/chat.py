@@ -130,14 +130,14 @@ class ChatTemplate:
         last = messages[-1]
         if form.continue_final_message:
             messages = [*messages[:-1], replace(last, content=last.content + _CUT)]
-        text = self._rendered(messages, form)
+        text = self._render(messages, form)
         return _cut_within(text, last.content) if form.continue_final_message else text
 
     @property
     def _knows_developers(self) -> bool:
         return self.source is not None and ("'developer'" in self.source or '"developer"' in self.source)
 
-    def _rendered(self, messages: Sequence[Message], form: PromptForm) -> str:
+    def _render(self, messages: Sequence[Message], form: PromptForm) -> str:
         is_asked = form.add_generation_prompt and not form.continue_final_message
         if self.source is None:
             return _BUILT_IN[self.family](messages, self.special_tokens, is_asked=is_asked)
@@ -347,7 +347,7 @@ def render_template(source: str, variables: Mapping[str, Any]) -> str:
         ) from None
     try:
         # Messages go through JSON, so that a template gets copies.
-        text = str(_compiled(source).render(**json.loads(json.dumps(variables))))
+        text = str(_compile(source).render(**json.loads(json.dumps(variables))))
         text.encode("utf-8")
         require(len(text) <= _MOST_CHARS, f"it renders {len(text)} characters")
     except Exception as error:
@@ -360,7 +360,7 @@ def render_template(source: str, variables: Mapping[str, Any]) -> str:
 
 
 @lru_cache(maxsize=8)
-def _compiled(source: str) -> Any:
+def _compile(source: str) -> Any:
     """Compile a checkpoint's template once for all conversations: compiling takes longer than rendering."""
     return _environment().from_string(source)
 
@@ -374,9 +374,9 @@ def _environment() -> Any:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    def as_json(value: object, indent: int | None = None, **how: Any) -> str:
+    def as_json(value: object, indent: int | None = None, **options: Any) -> str:
         # Jinja's own filter escapes HTML, which would put "\u003c" for "<" into a prompt.
-        return json.dumps(value, indent=indent, **{"ensure_ascii": False, **how})
+        return json.dumps(value, indent=indent, **{"ensure_ascii": False, **options})
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]

@@ -214,15 +214,15 @@ class Llama3Scaling:
         )
 
 
-def read_rope(raw: Mapping[str, Any], *, usual_theta: float | None = None) -> Rope:
+def read_rope(raw: Mapping[str, Any], *, default_theta: float | None = None) -> Rope:
     """Read rotary positions from ``rope_theta`` and ``rope_scaling``, or from ``rope_parameters``, their successor in transformers 5.
 
-    ``usual_theta`` is the theta of a family whose published configs lack it.
+    ``default_theta`` is the theta of a family whose published configs lack it.
     """
-    ropes = [_rope_of(raw, name, usual_theta) for name in ("rope_parameters", "rope_scaling") if raw.get(name)]
+    ropes = [_rope_of(raw, name, default_theta) for name in ("rope_parameters", "rope_scaling") if raw.get(name)]
     if len(ropes) == 2 and ropes[0] != ropes[1]:
         raise UserError("config.json has rope_parameters and a rope_scaling that differ: correct one of them")
-    return ropes[0] if ropes else _rope_of(raw, None, usual_theta)
+    return ropes[0] if ropes else _rope_of(raw, None, default_theta)
 
 
 def plain_rope(raw: Mapping[str, Any]) -> Rope:
@@ -234,14 +234,14 @@ def plain_rope(raw: Mapping[str, Any]) -> Rope:
     return rope
 
 
-def _rope_of(raw: Mapping[str, Any], name: str | None, usual_theta: float | None) -> Rope:
+def _rope_of(raw: Mapping[str, Any], name: str | None, default_theta: float | None) -> Rope:
     scaling = {} if name is None else raw[name]
     if not isinstance(scaling, Mapping):
         raise UserError(f"config.json has {name}={scaling!r}: give an object, or null")
     source = scaling if scaling.get("rope_theta") is not None else raw
-    if usual_theta is None:
+    if default_theta is None:
         require_fields(source, ("rope_theta",))
-    rope = Rope(**{"theta": usual_theta} | read_numbers(Rope, source, {"theta": "rope_theta"}))
+    rope = Rope(**{"theta": default_theta} | read_numbers(Rope, source, {"theta": "rope_theta"}))
     if scaling.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise UserError(
             f"config.json has partial_rotary_factor={scaling['partial_rotary_factor']!r}; only 1.0 is implemented"

@@ -34,9 +34,9 @@ class ExpertRouter(nn.Module):
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "ExpertRouter":
         """Move the router with the model, but keep it in float32."""
 
-        def moved(held: Tensor) -> Tensor:
-            result = fn(held)
-            return result if result.dtype == torch.float32 else held.to(result.device, torch.float32)
+        def moved(weight: Tensor) -> Tensor:
+            result = fn(weight)
+            return result if result.dtype == torch.float32 else weight.to(result.device, torch.float32)
 
         super()._apply(moved, recurse)
         return self

@@ -269,12 +269,12 @@ def load_model(
     if weights == "random":
         network = build_model(config_of(model))
         _draw(network, dtype, device, seed, {} if divide is None else divide(network))
-        return _ready(network, quantization, keeps_weights)
+        return _prepare(network, quantization, keeps_weights)
     _check_stored(model, is_shape=model in PUBLISHED_CONFIGS)
     directory = checkpoint_dir(model)
     network = build_model(read_config(directory))
     _read(network, directory, dtype, device, {} if divide is None else divide(network))
-    return _ready(network, quantization, keeps_weights)
+    return _prepare(network, quantization, keeps_weights)
 
 
 def load_causal(
@@ -294,11 +294,11 @@ def load_causal(
     if weights == "random":
         network = build_causal(causal_config(model) if isinstance(model, str) else model)
         _draw(network, dtype, device, seed, {})
-        return _ready(network, quantization, keeps_weights)
-    directory = _stored_in(model, CAUSAL_SHAPES)
+        return _prepare(network, quantization, keeps_weights)
+    directory = _stored_dir(model, CAUSAL_SHAPES)
     network = build_causal(read_causal_config(directory))
     _read(network, directory, dtype, device, {})
-    return _ready(network, quantization, keeps_weights)
+    return _prepare(network, quantization, keeps_weights)
 
 
 def load_block(
@@ -314,7 +314,7 @@ def load_block(
     """Like ``load_model``, for a block-diffusion model; with random weights ``model`` may be a name of BLOCK_SHAPES, or a config."""
     check_weights(weights)
     check_device(device)
-    directory = None if weights == "random" else _stored_in(model, BLOCK_SHAPES)
+    directory = None if weights == "random" else _stored_dir(model, BLOCK_SHAPES)
     if directory is not None:
         config = read_block_config(directory)
     else:
@@ -326,7 +326,7 @@ def load_block(
         _draw(network, dtype, device, seed, {})
     else:
         _read(network, directory, dtype, device, {})
-    return _ready(network, quantization, keeps_weights)
+    return _prepare(network, quantization, keeps_weights)
 
 
 def _check_experts(config: BlockConfig, dtype: torch.dtype) -> None:
@@ -359,7 +359,7 @@ def build_causal(config: CausalConfig) -> CausalModel:
         return CausalModel(config)
 
 
-def _stored_in(model: object, shapes: Collection[str]) -> Path:
+def _stored_dir(model: object, shapes: Collection[str]) -> Path:
     """Return a model's directory. Raises UserError for a config or the name of a shape, which have no weights."""
     name = model if isinstance(model, str) else None
     _check_stored(model, is_shape=name is None or name.lower() in shapes)
@@ -412,7 +412,7 @@ def _draw(network: PackedModel[Any], dtype: torch.dtype, device: str, seed: int,
                 parameter.copy_(part.of(whole.normal_(0.0, 0.02, generator=generator)))
 
 
-def _ready(network: _Network, quantization: Quantization, keeps_weights: bool) -> _Network:
+def _prepare(network: _Network, quantization: Quantization, keeps_weights: bool) -> _Network:
     network.requires_grad_(False).eval()
     if network.device.type != "cpu":
         return network

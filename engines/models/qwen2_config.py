@@ -136,7 +136,7 @@ class CausalConfig:
             **fields,
             **heads,
             family=family,
-            rope=read_rope(raw, usual_theta=published.theta),
+            rope=read_rope(raw, default_theta=published.theta),
             sliding_window=window,
             # Qwen2 has biases on q, k and v whatever its config says; Llama and Qwen3 have four or none.
             qkv_bias=family == "qwen2" or has_bias,

@@ -35,9 +35,11 @@ class TextTokenizer:
 
     def encode(self, text: str, *, add_special: bool = False, keep: int | None = None) -> list[int]:
         """Return the ids of a text, with special tokens at its ends only if ``add_special``. A mask that is spelt out stays
-        text. ``keep`` is as in ``encoded``."""
-        ids = encoded(self.backend, text, add_special=add_special, keep=keep)
-        return encoded(self._maskless, text, add_special=add_special, keep=keep) if self.mask_token_id in ids else ids
+        text. ``keep`` is as in ``encode_text``."""
+        ids = encode_text(self.backend, text, add_special=add_special, keep=keep)
+        return (
+            encode_text(self._maskless, text, add_special=add_special, keep=keep) if self.mask_token_id in ids else ids
+        )
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         for text in texts:
@@ -58,7 +60,7 @@ class TextTokenizer:
         return self.backend.decode([i for i in ids if i != self.mask_token_id], skip_special_tokens=True)
 
 
-def encoded(backend: Tokenizer, text: str, *, add_special: bool, keep: int | None = None) -> list[int]:
+def encode_text(backend: Tokenizer, text: str, *, add_special: bool, keep: int | None = None) -> list[int]:
     """Return the ids of a text. At most ``keep`` remain, added special tokens included: we cut the text's beginning, as
     transformers does with ``truncation_side="left"``."""
     require_text(text)
@@ -152,7 +154,7 @@ class Speller:
     def text(self, ids: Sequence[int]) -> str:
         return self._backend.decode(list(ids), skip_special_tokens=False)
 
-    def behind(self, ids: tuple[int, ...]) -> str:
+    def text_after(self, ids: tuple[int, ...]) -> str:
         """Return the text of ids that follow a whole character."""
         text = self._texts.get(ids)
         if text is None:

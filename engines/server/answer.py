@@ -222,10 +222,10 @@ class TokenTexts:
 
     def text_of(self, token: int) -> str:
         """Return the text that this token would add next."""
-        alone = self._speller.behind((token,))
+        alone = self._speller.text_after((token,))
         if INCOMPLETE in alone:
             for start in reversed(range(len(self._pending))):
-                text = self._speller.behind((*self._pending[start:], token))
+                text = self._speller.text_after((*self._pending[start:], token))
                 if not text.endswith(INCOMPLETE):
                     return text
         return "" if alone.endswith(INCOMPLETE) else alone

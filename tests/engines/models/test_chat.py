@@ -30,7 +30,7 @@ from engines.models.chat import (
     parse_messages,
 )
 from engines.models.checkpoint import EMBEDDED, checkpoint_dir
-from engines.models.tokenizer import TextTokenizer, byte_level_bpe, encoded, load_tokenizer, longest_token
+from engines.models.tokenizer import TextTokenizer, byte_level_bpe, encode_text, load_tokenizer, longest_token
 
 CASES = data_beside(__file__, "chat")
 messages_of_any_kind = st.lists(
@@ -393,6 +393,6 @@ def test_what_is_kept_of_a_text_is_its_end_behind_the_special_tokens():
     end = backend.token_to_id("<|end|>")
     backend.post_processor = processors.TemplateProcessing(single="<|end|> $A", special_tokens=[("<|end|>", end)])
     letters = backend.encode("abc", add_special_tokens=False).ids
-    assert encoded(backend, "abc", add_special=True, keep=3) == [end, *letters[1:]]
-    assert encoded(backend, "abc", add_special=False, keep=2) == letters[1:]
-    assert encoded(backend, "abc", add_special=True, keep=9) == [end, *letters]
+    assert encode_text(backend, "abc", add_special=True, keep=3) == [end, *letters[1:]]
+    assert encode_text(backend, "abc", add_special=False, keep=2) == letters[1:]
+    assert encode_text(backend, "abc", add_special=True, keep=9) == [end, *letters]
