@@ -148,7 +148,7 @@ class SdpaAttention:
         groups: list[_Group | _Decodes] = []
         group_rows = []
         is_alone = pool.k.device.type == "cpu"
-        for indices in [np.arange(len(members.slot))] if rows.is_grid else _alike(members, is_alone=is_alone):
+        for indices in [np.arange(len(members.slot))] if rows.is_grid else _similar_groups(members, is_alone=is_alone):
             group, step_row = self._group(Members(*(column[indices] for column in members)), tables, pool)
             groups.append(group)
             group_rows.append(step_row)
@@ -218,7 +218,7 @@ class SdpaAttention:
         return keys, mask.unsqueeze(1)
 
 
-def _alike(members: Members, *, is_alone: bool) -> list[Ints]:
+def _similar_groups(members: Members, *, is_alone: bool) -> list[Ints]:
     """Return the sequences in groups of one call each. With ``is_alone`` a prefill is a group of its own: padded to another's
     length, its rows would be summed in other pieces."""
     if len(members.slot) == 1:

@@ -383,7 +383,7 @@ class PagedExecutor:
         indices = [i for i, params in enumerate(sampling) if params.logprobs is not None]
         rows = self._staging.ints(indices)
         scores = TokenScores(logits.index_select(0, rows)) if indices else None
-        tokens = next_tokens(self._shaped(logits, slots, ends), Draws.of(sampling, ends, self._staging))
+        tokens = next_tokens(self._shape_logits(logits, slots, ends), Draws.of(sampling, ends, self._staging))
         if scores is None:
             return tokens, {}
         logprobs = scores.of(tokens.index_select(0, rows))
@@ -391,7 +391,7 @@ class PagedExecutor:
             int(slots[i]): logprobs.cut(row, row + 1, sampling[i].logprobs or 0) for row, i in enumerate(indices)
         }
 
-    def _shaped(self, logits: Tensor, slots: Ints, ends: Ints) -> Tensor:
+    def _shape_logits(self, logits: Tensor, slots: Ints, ends: Ints) -> Tensor:
         """Return logits [m, V] shaped by the rules of their sequences, perhaps in place; ``ends`` [m] counts each sequence's tokens
         so far."""
         ruled = {i: self._rules[slot] for i, slot in enumerate(slots.tolist()) if slot in self._rules}
@@ -443,7 +443,7 @@ class MeasuredSteps:
 
     def times_s(self, chunks: Sequence[Chunk], decoding: int = 0, context: int = 0, mode: object = None) -> list[float]:
         """Return the seconds of every repeat."""
-        parts = [*chunks, *((history, 1) for history in dealt(context, decoding))]
+        parts = [*chunks, *((history, 1) for history in split_context(context, decoding))]
         return self.timed(parts, mode)
 
     def decode_line(self, decoding: int) -> DecodeLine:
@@ -464,19 +464,19 @@ class MeasuredSteps:
             for _ in range(self.warmup):
                 executor.run(work, mode)
             executor.wait()
-            return [self._once(lambda: executor.run(work, mode)) for _ in range(self.repeats)]
+            return [self._time_run(lambda: executor.run(work, mode)) for _ in range(self.repeats)]
         finally:
             for slot in slots:
                 executor.close_slot(slot)
 
-    def _once(self, run: Callable[[], object]) -> float:
+    def _time_run(self, run: Callable[[], object]) -> float:
         start_s = self._timer()
         run()
         self.executor.wait()
         return self._timer() - start_s
 
 
-def dealt(context: int, decoding: int) -> list[int]:
+def split_context(context: int, decoding: int) -> list[int]:
     """Return the history of each of ``decoding`` sequences, which have ``context`` tokens in all, without each newest token."""
     if decoding == 0:
         return []

@@ -182,9 +182,9 @@ class DecodeColumns:
         size = self.size
         return PackedWork(self.slots, self.contexts - 1, np.ones(size, dtype=np.int64), np.ones(size, dtype=bool))
 
-    def end(self, which: np.ndarray) -> None:
+    def end(self, mask: np.ndarray) -> None:
         """Make the next token of these members their last."""
-        self._left = np.where(which, 1, self._left)
+        self._left = np.where(mask, 1, self._left)
 
     def advance(self) -> list[SessionState]:
         """Count one more token for every member. Members that have all of their tokens leave and are returned, the oldest first."""
@@ -201,15 +201,15 @@ class DecodeColumns:
     def leave(self, sequence: SessionState) -> None:
         self._take(np.array([member is sequence for member in self.members]))
 
-    def _take(self, which: np.ndarray) -> list[SessionState]:
+    def _take(self, mask: np.ndarray) -> list[SessionState]:
         """Bring members up to date and let them go."""
         gone = []
-        for index in np.flatnonzero(which).tolist():
+        for index in np.flatnonzero(mask).tolist():
             sequence = self.members[index]
             sequence.context, sequence.left = int(self.contexts[index]), int(self._left[index])
             sequence.computed = sequence.context - 1
             gone.append(sequence)
-        stay = ~which
+        stay = ~mask
         self.members = [member for member, stays in zip(self.members, stay.tolist(), strict=True) if stays]
         self.slots, self.contexts, self._left = self.slots[stay], self.contexts[stay], self._left[stay]
         return gone

@@ -160,12 +160,12 @@ class KeptSequences:
         best_order, best_length = None, 0
         for other, kept in self._kept.items():
             num_cached = min(self._memory.cached(other), len(kept.ids))
-            common = _common(kept.ids[:num_cached], prompt[:-1])
+            common = _common_prefix_len(kept.ids[:num_cached], prompt[:-1])
             if common >= max(self._block_size, (num_cached + 1) // 2, best_length + 1):
                 best_order, best_length = other, common
         if best_order is None:
             return None
-        slot = self._reopened(self._take(best_order).slot, sampling)
+        slot = self._reopen(self._take(best_order).slot, sampling)
         self._memory.park(order, slot, best_length)
         return slot, best_length
 
@@ -186,7 +186,7 @@ class KeptSequences:
         self._memory.drop(order)
         return kept
 
-    def _reopened(self, slot: int, sampling: SamplingParams) -> int:
+    def _reopen(self, slot: int, sampling: SamplingParams) -> int:
         """Return a slot for another sequence, with the blocks of this one but without its ids."""
         tables = self._executor.tables
         blocks, num_held = tables.table[slot].copy(), int(tables.held[slot])
@@ -201,7 +201,7 @@ class KeptSequences:
         return self._executor.tables.block_size
 
 
-def _common(a: Ints, b: Ints) -> int:
+def _common_prefix_len(a: Ints, b: Ints) -> int:
     """Return the length of the longest common beginning."""
     size = min(len(a), len(b))
     differs = a[:size] != b[:size]
@@ -362,7 +362,7 @@ class TorchWorker:
     def compute(self, plan: NextStep, now: float) -> Step:
         """Run the step of a plan for which ``can_run`` is true."""
         # Tasks that began earlier go on; tasks that begin take their K/V here.
-        shares = [self._admitted(share, now) for share in plan.shares]
+        shares = [self._admit(share, now) for share in plan.shares]
         self._owed.run(shares, 0)
         decodes = self.decode.size > 0 and (not shares or (plan.decodes and self._reserve(now)))
         decoding, context = (self.decode.size, int(self.decode.contexts.sum())) if decodes else (0, 0)
@@ -399,7 +399,7 @@ class TorchWorker:
         finished = [task for task, _ in step.shares if task.left == 0]
         for index, task in enumerate(finished):
             sequence = self.sequences[task.order]
-            self._prefilled(sequence, task, now, is_over=self._driver.hear(sequence, step.tokens[index]))
+            self._finish_prefill(sequence, task, now, is_over=self._driver.hear(sequence, step.tokens[index]))
 
     def _note_logprobs(self, step: Step) -> None:
         ran = step.ran
@@ -411,7 +411,7 @@ class TorchWorker:
             if sequence.slot in ran.prompt_logprobs:
                 sequence.prompt_logprobs.append(ran.prompt_logprobs[sequence.slot])
 
-    def _admitted(self, share: Share, now: float) -> Share:
+    def _admit(self, share: Share, now: float) -> Share:
         """Take the K/V for a task that begins. The evicted part of its history is prefilled again."""
         task, tokens = share
         if task.computed:
@@ -461,7 +461,7 @@ class TorchWorker:
         self.executor.close_slot(sequence.slot)
         sequence.slot, sequence.computed, sequence.num_written = -1, 0, 0
 
-    def _prefilled(self, sequence: SessionState, task: PrefillTask, now: float, *, is_over: bool) -> None:
+    def _finish_prefill(self, sequence: SessionState, task: PrefillTask, now: float, *, is_over: bool) -> None:
         self._owed.end(task)
         sequence.task = None
         if sequence.sampling.prompt_logprobs is not None:  # a prefill that a preemption makes necessary scores nothing

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.causal import executor, small_model
 from support.refusals import refuses
 
-from engines.ar.torch.executor import MeasuredSteps, dealt
+from engines.ar.torch.executor import MeasuredSteps, split_context
 from engines.policies.views import Bucket, Chunk, Rung
 
 
@@ -52,11 +52,11 @@ def test_what_is_run_is_what_was_asked(worker, monkeypatch):
 @given(st.integers(1, 40), st.integers(0, 2000))
 def test_contexts_are_dealt_evenly(decoding, extra):
     context = decoding + extra
-    histories = dealt(context, decoding)
+    histories = split_context(context, decoding)
     assert len(histories) == decoding
     assert sum(histories) == context - decoding
     assert max(histories) - min(histories) <= 1
-    assert dealt(0, 0) == []
+    assert split_context(0, 0) == []
 
 
 def test_a_decode_line_has_no_negative_part(worker):
