@@ -131,7 +131,7 @@ def attention_backend(
     backend = _backend(name, device, dtype, head_dim, n_heads, n_kv_heads)
     if isinstance(backend, str):
         raise UserError(
-            f"attention backend {name!r} does not serve {_short(dtype)} on {device}: {backend}; or give auto, which "
+            f"attention backend {name!r} does not serve {_dtype_name(dtype)} on {device}: {backend}; or give auto, which "
             "takes one that does"
         )
     return backend
@@ -153,7 +153,7 @@ def _backend(
     if device.type != "cuda":
         return "it runs on CUDA devices: give one"
     if dtype not in (torch.bfloat16, torch.float16):
-        return f"its kernel takes bfloat16 and float16, not {_short(dtype)}: give one of them"
+        return f"its kernel takes bfloat16 and float16, not {_dtype_name(dtype)}: give one of them"
     if head_dim % 8 or head_dim > 256:
         return f"its kernel takes head widths in multiples of 8 up to 256, not {head_dim}: give another backend"
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
@@ -166,5 +166,5 @@ def _backend(
     return f"no way to call it is right here ({backend}): give another backend" if isinstance(backend, str) else backend
 
 
-def _short(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -53,10 +53,10 @@ def _kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
     return function
 
 
-def expect(condition: bool, wanted: str) -> None:
+def expect(condition: bool, requirement: str) -> None:
     """Raise ValueError unless ``condition`` holds: a caller's mistake, not a user's."""
     if not condition:
-        raise ValueError(f"wanted {wanted}")
+        raise ValueError(f"wanted {requirement}")
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None) -> Tensor:

@@ -36,7 +36,7 @@ class WholeLayers:
         self._sizes = config.n_heads, config.n_kv_heads, config.head_dim, config.d_model, config.mlp_hidden_size
         self._eps = float(config.rms_norm_eps)
         self._products: list[Packed] = [product for layer in layers for product in _products(layer)]
-        self._pointers = self._found()
+        self._pointers = self._pointer_table()
 
     @classmethod
     def of(cls, model: object, pool: PoolTensors) -> "WholeLayers | None":
@@ -53,7 +53,7 @@ class WholeLayers:
     ) -> tuple[Tensor, Tensor]:
         """Return the residual stream [N, d], in place of x, and the delta to add to it; ``rows`` and ``at`` are as in ``host.attend``."""
         if not all(product.is_current for product in self._products):
-            self._pointers = self._found()
+            self._pointers = self._pointer_table()
         slots, lengths, table, block_size = at
         delta = torch.empty_like(x)
         sizes = len(self._layers), len(x), len(slots), table.shape[1], block_size, *self._sizes
@@ -61,7 +61,7 @@ class WholeLayers:
         self._run(self._pointers.ctypes.data, *tensors, *sizes, self._eps, torch.get_num_threads())
         return x, delta
 
-    def _found(self) -> np.ndarray:
+    def _pointer_table(self) -> np.ndarray:
         """Return pointers, int64 [layers, 18], in the order of ``Layer`` in ``layers.cpp``."""
         return np.array(
             [

@@ -279,16 +279,16 @@ class _Followers:
                 raise RankFailed(self._failures[0])
             self._group = group if group.device.startswith("cuda") else None
 
-    def wait_for(self, what: Literal["ready", "done"], timeout_s: float) -> None:
+    def wait_for(self, stage: Literal["ready", "done"], timeout_s: float) -> None:
         with self._heard:
             arrived = self._heard.wait_for(
-                lambda: self._failures or len(self._said[what]) == len(self._processes), timeout_s
+                lambda: self._failures or len(self._said[stage]) == len(self._processes), timeout_s
             )
             if self._failures:
                 raise RankFailed(self._failures[0])
             if not arrived:
-                late = sorted(set(range(1, len(self._processes) + 1)) - self._said[what])
-                raise RankFailed(f"ranks {late} are not {what} after {timeout_s:.0f} s")
+                late = sorted(set(range(1, len(self._processes) + 1)) - self._said[stage])
+                raise RankFailed(f"ranks {late} are not {stage} after {timeout_s:.0f} s")
 
     def failure(self) -> str | None:
         """Return what the first rank to fail said, after up to a second in which one may fail; None if none did."""

@@ -45,10 +45,10 @@ class PoolTensors:
     @classmethod
     def of(cls, model: Model, *places: int) -> "PoolTensors":
         """Make a pool in the model's dtype and on its device; its memory is unwritten."""
-        return cls._made(torch.empty, model, places)
+        return cls._allocate(torch.empty, model, places)
 
     @classmethod
-    def _made(cls, make: Callable[..., Tensor], model: Model, places: Sequence[int]) -> "PoolTensors":
+    def _allocate(cls, make: Callable[..., Tensor], model: Model, places: Sequence[int]) -> "PoolTensors":
         shape, weight = model.config, next(model.parameters())
         size = (shape.n_layers, *places, model.kv_heads_here, shape.head_dim)
         k, v = (make(size, dtype=weight.dtype, device=weight.device) for _ in "kv")
@@ -62,7 +62,7 @@ class PoolTensors:
         there a kernel that multiplies masked weights by V would fetch it.
         """
         try:
-            return cls._made(zeros, model, (tables.num_blocks + 1, tables.block_size))
+            return cls._allocate(zeros, model, (tables.num_blocks + 1, tables.block_size))
         except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
             message = (str(error).strip() or "no message").splitlines()[0]
             raise UserError(
