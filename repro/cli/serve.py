@@ -124,7 +124,9 @@ def _served_model(
         platform = options.platform or "cpu-tiny"
         return DllmModel.of(system=options.chosen_system, platform=platform, knobs=opt.with_steps(knobs), name=name)
     names = scheduler_knobs(str(knobs.get("scheduler", SCHEDULERS[0])), tuple(knobs.items()))
-    check_requested(opt.given_options(platform=options.platform, **knobs), ArSettings, names, owner=f"system={SYSTEM!r}")
+    check_requested(
+        opt.given_options(platform=options.platform, **knobs), ArSettings, names, owner=f"system={SYSTEM!r}"
+    )
     require(
         options.model is not None,
         f"model is missing with system={SYSTEM!r}: give a Qwen2, Qwen3, Llama or Mistral checkpoint, or tiny-qwen2",
