@@ -25,13 +25,17 @@ def import_(
     json: opt.Json = False,
 ) -> None:
     """Read benchmark results of vLLM, SGLang, AIPerf, GuideLLM or inference-perf as runs that 'repro compare' takes."""
-    from repro.interchange.imported import import_file
+    from repro.interchange.imported import import_file, read_answers
     from repro.runs.store import Store
 
     twice = next((path for n, path in enumerate(files) if path.resolve() in map(Path.resolve, files[:n])), None)
     require(twice is None, f"file={str(twice)!r} is given twice, and each file is a repeat of its own: keep one")
     store = Store(writable_folder("result_dir", result_dir or LOCAL))
-    runs = [import_file(path, store, dataset=dataset, platform=where, seed=seed) for seed, path in enumerate(files)]
+    contents = [read_answers(path) for path in files]
+    runs = [
+        import_file(path, store, dataset=dataset, platform=where, seed=seed, content=content)
+        for seed, (path, content) in enumerate(zip(files, contents, strict=True))
+    ]
     if json:
         print_json({"runs": [{"file": str(run.file), "summary": run.summary} for run in runs]})
         return

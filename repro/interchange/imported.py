@@ -342,9 +342,18 @@ class ImportedDeployment:
         return self.record
 
 
-def import_file(path: Path, store: Store, *, dataset: str, platform: str, seed: int = 0) -> StoredRun:
-    """Store the file's requests as a run of ``openai-http``, with the name of the tool as a knob."""
-    tool, answers = read_answers(path)
+def import_file(
+    path: Path,
+    store: Store,
+    *,
+    dataset: str,
+    platform: str,
+    seed: int = 0,
+    content: tuple[str, list[Answer]] | None = None,
+) -> StoredRun:
+    """Store the file's requests as a run of ``openai-http``, with the name of the tool as a knob. ``content`` is the result of
+    ``read_answers`` if the file was read before."""
+    tool, answers = read_answers(path) if content is None else content
     basis = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     cell = Cell(
         system=SYSTEM,

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeGuard
 
 from engines.data import DECODER, RepeatedKeyError, open_file
-from engines.errors import UserError
+from engines.errors import UserError, require
 from repro.workloads.rounds import MOST_SECONDS, MOST_TOKENS, bad_field
 
+_PACKED = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+"""The first bytes of packed files that we do not read."""
 UNREADABLE = (UnicodeDecodeError, EOFError, OSError, zlib.error)
 """Errors from reading a file that is not text, or a damaged .gz."""
 
@@ -150,7 +152,10 @@ def is_seconds(value: object, limit: float) -> bool:
 def open_text(path: Path) -> TextIO:
     """Open a text file, and unpack it if it is gzipped, whatever its name. Raises UserError if it does not exist."""
     file = open_file("file", path)
-    is_packed = path.suffix == ".gz" or file.peek(2)[:2] == b"\x1f\x8b"
+    start = file.peek(6)
+    kind = next((kind for magic, kind in _PACKED.items() if start.startswith(magic)), None)
+    require(kind is None, f"{path.name} is packed by {kind}, which is not read here: unpack it, or pack it by gzip")
+    is_packed = path.suffix == ".gz" or start[:2] == b"\x1f\x8b"
     return io.TextIOWrapper(gzip.open(file) if is_packed else file, encoding=_ENCODING, newline="")
 
 

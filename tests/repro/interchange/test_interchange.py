@@ -193,6 +193,9 @@ def test_answers_that_were_not_streamed_are_refused(tmp_path):
 def test_a_file_is_one_repeat(tmp_path):
     path = written("vllm", tmp_path)
     refused(repro("import", path, path, "--result-dir", tmp_path / "runs"), "is given twice")
+    (tmp_path / "none.json").write_text("{}")
+    refused(repro("import", path, tmp_path / "none.json", "--result-dir", tmp_path / "runs"), "holds no requests")
+    assert not [*tmp_path.rglob("*.gz")], "every file is read before the first is stored"
 
 
 def test_failed_requests_are_kept_as_failed(tmp_path):

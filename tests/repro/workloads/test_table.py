@@ -1,10 +1,13 @@
 """A file of any source read as one table, and what of it is served when."""
 
+import bz2
 import csv
 import gc
 import gzip
 import json
+import lzma
 import sys
+import zipfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -84,6 +87,20 @@ def test_the_same_rows_in_every_form(tmp_path):
     parquet.write_table(pyarrow.table({**columns, "when": moments}), tmp_path / "b.parquet")
     found = told(TraceFile(where=str(tmp_path / "b.parquet"), columns=MINE))
     assert [row[0] - found[0][0] for row in found] == [row[0] - 3.0 for row in ROWS]
+
+
+@pytest.mark.parametrize("kind", ["zip", "bzip2", "xz", "zstd"])
+def test_other_packings_than_gzip_are_named(kind, tmp_path):
+    path, text = tmp_path / "a.csv", csv_text(("when", "in", "out"), ROWS).encode()
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("a.csv", text)
+    elif kind == "zstd":  # Python 3.11 cannot write it.
+        path.write_bytes(b"\x28\xb5\x2f\xfd" + text)
+    else:
+        path.write_bytes((bz2 if kind == "bzip2" else lzma).compress(text))
+    with pytest.raises(UserError, match=f"a.csv is packed by {kind}, which is not read here: unpack it"):
+        told(TraceFile(where=str(path), columns=MINE))
 
 
 NUMBERS = st.lists(
