@@ -18,7 +18,7 @@ from engines.models.decoder import DecoderMLP
 from engines.models.layers import Linear, Products, RMSNorm, RotaryAttention, inverse_frequencies, rotary_tables
 from engines.models.llada2 import experts_sum
 from engines.models.packed import PackedModel
-from engines.models.product import Packed, Product, product_of
+from engines.models.product import Product, product_of
 from engines.models.protocol import Attend, Rotary
 
 _gelu = partial(F.gelu, approximate="tanh")
@@ -254,5 +254,5 @@ class GemmaModel(PackedModel[BlockConfig]):
     def reorder(self, *, joins: bool, keeps_weights: bool = True) -> None:
         super().reorder(joins=joins, keeps_weights=keeps_weights)
         self._expected_embedding = product_of(self._embedding_weight.t().contiguous())
-        if isinstance(self._expected_embedding, Packed):
+        if self._expected_embedding is not None:
             self._expected_embedding.release()

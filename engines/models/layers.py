@@ -56,13 +56,12 @@ def reorder(model: nn.Module, *, joins: bool, keeps_weights: bool = True) -> boo
     return None not in products
 
 
-def _release(product: Product | None, *layers: nn.Linear) -> bool:
-    if not isinstance(product, Packed):
-        return False
-    product.release()
-    for layer in layers:
-        layer.weight = nn.Parameter(layer.weight.detach().to("meta"), requires_grad=False)
-    return True
+def _release(product: Product | None, *layers: nn.Linear) -> None:
+    if product is not None:
+        product.release()
+        if product.weight.is_meta:
+            for layer in layers:
+                layer.weight = nn.Parameter(layer.weight.detach().to("meta"), requires_grad=False)
 
 
 def quantize(model: nn.Module, dtype: torch.dtype) -> None:
@@ -92,7 +91,6 @@ class Products:
         self._joined: tuple[Tensor, Tensor | None] | None = None
         self.product: Product | None = None
         self._widths: list[int] = []
-        self._is_released = False
 
     def __call__(self, x: Tensor) -> Iterator[Tensor]:
         """Yield [N, outputs] for each layer in turn. A layer's own product is computed when it is asked for. The rows of a
@@ -125,10 +123,14 @@ class Products:
             self.product = None if is_trained else product_of(*self._joined, *quantization)
 
     def release(self) -> None:
-        """Keep only the packed copy of the joined product, if it has one."""
-        self._is_released = _release(self.product, *self.layers)
+        """Keep only what the joined product reads."""
+        _release(self.product, *self.layers)
         if self.product is not None:
             self._joined = self.product.weight, self.product.bias
+
+    @property
+    def _is_released(self) -> bool:
+        return self.product is not None and self.product.weight.is_meta
 
     def divide(self) -> None:
         assert not self._is_released, "products of their own need their weights"

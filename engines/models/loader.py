@@ -424,7 +424,8 @@ def _prepare(network: _Network, quantization: Quantization, keeps_weights: bool)
     if has_room or network.is_quantized or (packs(network.dtype) and not keeps_weights):
         joins = isinstance(network, CausalModel | BlockModel | LLaDA2Model | GemmaModel)
         network.reorder(joins=joins, keeps_weights=keeps_weights)
-        give_back_freed_memory()
+        if not keeps_weights:
+            give_back_freed_memory()
     return network
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from engines.models.block_config import BlockConfig
 from engines.models.config import ModelConfig
 from engines.models.layers import RMSNorm, quantize, reorder
-from engines.models.product import FEWEST_ROWS, Packed, Product, product_of, quantized
+from engines.models.product import FEWEST_ROWS, Product, product_of, quantized
 from engines.models.protocol import Attend, Ranks, Rotary
 from engines.models.qwen2_config import CausalConfig
 from engines.runtime.rows import MIN_ROWS
@@ -136,7 +136,7 @@ class PackedModel(nn.Module, Generic[Config]):
             codes, scales = quantized(weight) if self.is_quantized else (weight, None)
             self._tied_head = product_of(codes, None, scales, self.dtype)
             is_complete &= self._tied_head is not None
-            if not keeps_weights and isinstance(self._tied_head, Packed):
+            if not keeps_weights and self._tied_head is not None:
                 self._tied_head.release()
         self.min_rows = FEWEST_ROWS if is_complete else MIN_ROWS
 

@@ -86,6 +86,9 @@ class Product:
         self._version = None if self.weight.is_inference() else self.weight._version
         self._reordered = self._copy()
 
+    def release(self) -> None:
+        """Keep only what the product reads. This one may read its weight, and keeps it."""
+
     @property
     def copy(self) -> Tensor:
         """The weight as it is now, in the order that the product reads."""

@@ -346,6 +346,10 @@ def test_products_that_keep_packed_weights_alone_are_the_same(name, dtype, quant
         ys = [part(x) if isinstance(part, Products) else [part(x)] for part in (expected, found[at], copied[at])]
         for y, *others in zip(*ys, strict=True):
             assert all(torch.equal(y, other) for other in others), at
+    for part in (*found.values(), *copied.values()):
+        product, joined = part.product, getattr(part, "_joined", None)
+        assert product is None or product.weight.is_meta, "no second copy lies behind a product"
+        assert joined is None or joined[0].is_meta
     for model in (released, again):
         assert {layer.weight.is_meta for layer in linears(model) if isinstance(layer, Linear)} == {True}
         assert not model.embedding.weight.is_meta
