@@ -96,7 +96,9 @@ def config_of(model: str) -> CausalConfig:
 
 def executor_of(setting: Setting, *, device: str, dtype: str, uses_graphs: bool = True) -> PagedExecutor:
     """An executor with random weights, because step times do not depend on them."""
-    model = load_causal(config_of(setting.model), dtype=parse_dtype(dtype), device=device, weights="random")
+    model = load_causal(
+        config_of(setting.model), dtype=parse_dtype(dtype), device=device, weights="random", keeps_weights=False
+    )
     return PagedExecutor(
         model,
         num_slots=setting.num_slots,
