@@ -12,7 +12,7 @@ from repro.runs.cell import BASIS, COMPARISON, Cell
 from repro.runs.environment import check_instructions
 from repro.runs.family import Family, request_times
 from repro.runs.record import OnProgress, RunRecord
-from repro.runs.system import SYSTEMS, TUNE, Deployment, settings_of
+from repro.runs.system import SYSTEMS, TUNE, Deployment, reseeded, settings_of
 
 if TYPE_CHECKING:
     from repro.runs.code import Code
@@ -130,8 +130,7 @@ def prepare(cell: Cell, sibling: Experiment | None = None) -> Experiment:
         if not isinstance(system.family, Family) or not isinstance(system.title, str):
             raise TypeError("its family is no Family, or its title no text")
         requested = cell.without(COMPARISON)
-        reseeded = getattr(system, "reseeded", None) if sibling is not None else None
-        reused = None if reseeded is None or sibling is None else reseeded(sibling.deployment, requested)
+        reused = reseeded(system, None if sibling is None else sibling.deployment, requested)
         if reused is not None:
             deployment, workload = reused
         elif requested.knob_values.get(TUNE) is None:

@@ -177,6 +177,12 @@ class System(Protocol):
         """Raise UserError for any mistake of the user, before any run."""
 
 
+def reseeded(system: System, deployment: Deployment | None, cell: Cell) -> tuple[Any, Any] | None:
+    """Return ``system.reseeded(deployment, cell)``, or None if the system has no such method or there is no deployment."""
+    reseed = getattr(system, "reseeded", None)
+    return None if reseed is None or deployment is None else reseed(deployment, cell)
+
+
 class SystemEntry(NamedTuple):
     """A system of this package, as listed in ``systems.csv``: everything about it outside of its own modules."""
 

@@ -26,7 +26,7 @@ from repro.files import file_cache
 from repro.runs.cell import Cell
 from repro.runs.family import Score
 from repro.runs.record import Obtained, OnProgress, RunRecord
-from repro.runs.system import CARDS, PAPER, SYSTEMS, TUNE, Deployment, Setting, System, Tune, free_of
+from repro.runs.system import CARDS, PAPER, SYSTEMS, TUNE, Deployment, Setting, System, Tune, free_of, reseeded
 
 CANDIDATES, TRIALS = 16, 64
 """Most combinations that are tried, and the number of trials in all; both are powers of two."""
@@ -237,8 +237,7 @@ def search_text(cell: Cell) -> str:
 def search_result(cell: Cell) -> SearchResult:
     """The best setting of a cell, whatever its seed."""
     system = SYSTEMS.get(cell.system)
-    family, reseeded = system.family, getattr(system, "reseeded", None)
-    score = family.score
+    family, score = system.family, system.family.score
     assert score is not None
     if family.trial is not None:
         cell = family.trial(cell)
@@ -250,7 +249,7 @@ def search_result(cell: Cell) -> SearchResult:
     @cache
     def trial(setting: Setting, sample: int) -> Score:
         seeded = cell.with_seed(TUNING_SEED + sample)
-        reused = None if reseeded is None else reseeded(first_sample(setting)[0], _with_setting(seeded, setting))
+        reused = reseeded(system, first_sample(setting)[0], _with_setting(seeded, setting))
         deployment, workload = _prepare_with(seeded, setting) if reused is None else reused
         return score(deployment.run(workload))
 
