@@ -406,7 +406,7 @@ class ArModel:
 
     @property
     def default_tokens(self) -> int:
-        """All that fits behind a token, where that is less than ``gen_length``."""
+        """``gen_length``, or the room that a prompt of one token leaves if that is less."""
         return min(self.settings.gen_length, self.max_model_len - 1)
 
     def room(self, prompt_tokens: int) -> int:

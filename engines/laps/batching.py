@@ -165,7 +165,7 @@ class WithGraphs:
 
     def next_step(self, at: Situation, now: float) -> NextStep:
         plan = self.batching.next_step(at, now)
-        if self.choice is None or not isinstance(plan, NextStep):  # which whoever asks refuses
+        if self.choice is None or not isinstance(plan, NextStep):  # the caller refuses it
             return plan
         if not plan.shares or (at.decoding and plan.decodes):
             return plan

@@ -361,7 +361,7 @@ class _Body(_Sampling):
     @model_validator(mode="before")
     @classmethod
     def _without_best_of_as_many(cls, fields: Any) -> Any:
-        """The best n of n answers are all of them."""
+        """Leave out a ``best_of`` that equals ``n``: the best n of n answers are all of them."""
         if isinstance(fields, dict) and type(fields.get("best_of")) is int and fields["best_of"] == fields.get("n"):
             return {name: value for name, value in fields.items() if name != "best_of"}
         return fields
