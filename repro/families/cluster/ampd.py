@@ -287,7 +287,7 @@ def _workload(settings: ClusterSettings, cell: Cell) -> SessionWorkload:
     require(
         workload.longest_tokens <= capacity,
         f"dataset={workload.name!r} has a session of {workload.longest_tokens} tokens and a worker of {settings.model} "
-        f"holds {capacity}: shorten it, or use a larger GPU",
+        f"holds {capacity}: shorten it, or {'use a larger GPU' if hardware.kv_tokens is None else 'raise kv_tokens'}",
     )
     return workload
 

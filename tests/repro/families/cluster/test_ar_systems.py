@@ -154,6 +154,8 @@ def test_a_session_that_no_worker_holds_is_refused(tmp_path):
     path = own_sessions(tmp_path, 20_000_000)
     with pytest.raises(UserError, match=r"has a session of 200002[67]9 tokens and a worker of"):
         prepare(cell(dataset="gaia", dataset_path=path))
+    with pytest.raises(UserError, match="holds 100: shorten it, or raise kv_tokens"):
+        prepare(cell(kv_tokens=100))
 
 
 def test_a_search_chooses_a_deployment_and_what_else_is_free():
