@@ -248,9 +248,10 @@ def search_result(cell: Cell) -> SearchResult:
 
     @cache
     def trial(setting: Setting, sample: int) -> Score:
-        seeded = cell.with_seed(TUNING_SEED + sample)
-        reused = reseeded(system, first_sample(setting)[0], _with_setting(seeded, setting))
-        deployment, workload = _prepare_with(seeded, setting) if reused is None else reused
+        deployment, workload = first_sample(setting)
+        if sample:
+            seeded = _with_setting(cell.with_seed(TUNING_SEED + sample), setting)
+            deployment, workload = reseeded(system, deployment, seeded) or system.prepare(seeded)
         return score(deployment.run(workload))
 
     if place_of(cell) == PAPER:
