@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +23,7 @@ from typer.main import get_command
 from engines.errors import UserError
 from repro.cli.endings import DONE, FAILED, INTERRUPTED, STORED, TERMINATED, Ending, ending_of
 from repro.cli.options import PANELS, RUNS, spread
-from repro.cli.output import say, terminal_size_of
+from repro.cli.output import json_alone, say, terminal_size_of
 from repro.runs.clean import CleanFormatter
 from repro.runs.environment import settle
 
@@ -266,7 +266,7 @@ def _run_command(arguments: list[str]) -> int:
             raise UserError(f"argument {argument!r} is not UTF-8 text: write it as UTF-8, or rename the file")
     # Not ``app()``, which handles interrupts and closed pipes in its own way.
     command = _command_tree()
-    with command.make_context("repro", arguments) as context:
+    with json_alone() if "--json" in arguments else nullcontext(), command.make_context("repro", arguments) as context:
         command.invoke(context)
     return DONE
 

@@ -5,7 +5,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from itertools import zip_longest
 from typing import Any, TextIO
 
@@ -164,8 +164,24 @@ def progress_bar(description: str, total: int | None = None) -> Iterator[Callabl
         yield lambda: progress.advance(task)
 
 
+_json_stream: TextIO | None = None
+"""Standard output, while ``json_alone`` sends all other text to standard error."""
+
+
+@contextmanager
+def json_alone() -> Iterator[None]:
+    """Send what policies and libraries print to standard error, so that standard output holds one JSON object and nothing else."""
+    global _json_stream
+    _json_stream = sys.stdout
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _json_stream = None
+
+
 def print_json(value: Any) -> None:
-    print(json.dumps(value, allow_nan=False))
+    print(json.dumps(value, allow_nan=False), file=_json_stream or sys.stdout)
 
 
 def percent(share: float | None) -> str:

@@ -35,6 +35,7 @@ LOST = "a process of this machine ended (it was killed, for want of memory say)"
 
 def begin_worker(parent_pid: int) -> None:
     """Called first in a process that ``parent_pid`` has started. The process then ends whenever its parent ends, however that happens."""
+    sys.stdout = sys.stderr  # what a policy prints must not stand among the command's answers
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The kernel signals only a future death of the parent. The thread also covers an earlier one, and systems without such a kernel.

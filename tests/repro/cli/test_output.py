@@ -1,9 +1,11 @@
 """What a terminal shows: tables, paragraphs and help, whole words on lines that fit."""
 
 import io
+import json
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 
@@ -179,3 +181,22 @@ def test_a_dumb_terminal_has_its_columns(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     print_table("title", ("kind", "what it is"), [("system", "x " * 50)])
     assert max(map(len, capsys.readouterr().out.splitlines())) > 100
+
+
+def test_json_is_alone_on_standard_output(tmp_path, monkeypatch):
+    """What a policy prints goes to standard error."""
+    source = """
+        from engines.dllm.scheduling import PhaseScheduler
+
+        class Loud(PhaseScheduler):
+            def charge(self, sequence):
+                print("charging")
+                return sequence.query_tokens
+    """
+    (tmp_path / "loud_policy.py").write_text(textwrap.dedent(source))
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ["--platform", "l40s", "--dataset-name", "osc", "--num-prompts", 1, "--scheduler", "loud_policy:Loud"]
+    result = repro("bench --system dllm-serve", *options, "--result-dir", tmp_path, "--json")
+    assert result.code == 0
+    assert len(json.loads(result.out)["runs"]) == 1
+    assert "charging" in result.err
