@@ -123,3 +123,17 @@ def test_settled_rows_are_left_out_as_step_by_step(full_every):
             engine.submit(Request(request_id=i, prompt_len=9 + i, generation=generation))
         found.append(engine.run())
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", [PhaseScheduler, RequestScheduler, StaticBatchScheduler])
+def test_one_whole_plan_serves_all_steps_of_a_request(kind, monkeypatch):
+    config, plans = EngineConfig(max_num_batched_tokens=100, max_model_len=80), []
+    make_plan = kind.schedule
+    monkeypatch.setattr(kind, "schedule", lambda scheduler: plans.append(make_plan(scheduler)) or plans[-1])
+    more = {"batch_size": 1} if kind is StaticBatchScheduler else {}
+    executor = RooflineExecutor(price_on(LLADA_8B, RTX4090, None, PLAIN), config)
+    engine = Engine(kind(config, KvPool(400), NoCache(), **more), executor)
+    generation = GenerationConfig(gen_length=24, block_length=8, steps=24)
+    engine.submit(Request(request_id=0, prompt_len=9, generation=generation))
+    assert len(engine.run()) == 24
+    assert plans[1:] == [None]
