@@ -17,19 +17,9 @@ import numpy as np
 
 from engines.cluster.hardware import Hardware, PlacedWorker, StepCost, WorkerCost
 from engines.cluster.policies import Policies, StopRule
-from engines.cluster.record import (
-    ROWS,
-    ClusterRun,
-    Floats,
-    GapLog,
-    Ints,
-    Table,
-    Values,
-    prefill_load,
-    rows_of,
-    times_of,
-)
+from engines.cluster.record import ROWS, ClusterRun, Floats, GapLog, Ints, Table, prefill_load, rows_of, times_of
 from engines.cluster.sessions import Session, SessionColumns
+from engines.columns import Values
 from engines.compiled import CompilerError, Library, load_library
 from engines.cost.kernels import Composed
 from engines.machine import delay_signals

@@ -247,7 +247,11 @@ class Engine:
             idle = outcome.parts["idle"] + max(0.0, duration - sum(outcome.parts.values()))
             outcome = outcome._replace(parts={**outcome.parts, "idle": idle})
         self.num_steps += 1
-        if self._repeats and len(outcome.committed) == occupancy.num_running and hasattr(self.executor, "execute_again"):
+        if (
+            self._repeats
+            and len(outcome.committed) == occupancy.num_running
+            and hasattr(self.executor, "execute_again")
+        ):
             self.ahead = self._go_on()
         occupancy = occupancy._replace(num_waiting=self.num_waiting)
         return StepRecord(self.num_steps - 1, duration, facts, outcome, changes, occupancy)

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engines.cluster.core import OPTIONS, SHARED, Ask, Load, Made, fields_of, library_for
-from engines.cluster.record import Floats, Ints, Table, Values, times_of
+from engines.cluster.record import Floats, Ints, Table, times_of
 from engines.cluster.sessions import ClosedLoop, OpenLoop, Session
+from engines.columns import Values
 from engines.compiled import Library
 from engines.cost.kernels import Composed, Kernels
 from engines.laps.batching import ClassQueue, Ladder, Nearest, WithGraphs

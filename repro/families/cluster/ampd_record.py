@@ -20,7 +20,6 @@ from engines.cluster.record import (
     LazyTimes,
     Observed,
     Reading,
-    Values,
     attainments,
     gap_stats,
     observation,
@@ -28,6 +27,7 @@ from engines.cluster.record import (
     sessions_of_rounds,
     times_of,
 )
+from engines.columns import Values
 from engines.policies.views import NO_OBJECTIVE_S, Slo
 from repro.families.cluster.system import request_table
 from repro.runs.family import Compute, column, distribution, family_in, without_nan

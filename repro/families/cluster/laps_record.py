@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engines.cluster.record import Values, rows_of
+from engines.cluster.record import rows_of
+from engines.columns import Values
 from engines.laps.cluster import PrefillRun
 from repro.families.cluster.system import request_table
 from repro.runs.cell import Cell

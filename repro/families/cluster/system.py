@@ -7,7 +7,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from engines.cluster.record import Values, repeated
+from engines.cluster.record import repeated
+from engines.columns import Values
 from engines.errors import UserError, require
 from engines.knobs import Knob, knobs_of
 from engines.models.shape import CATALOGUE, DIFFUSION, ModelShape, Precision, model_shape

@@ -19,9 +19,10 @@ from engines.ampd.policies import AdaptiveRouter, ReorderingQueue, RouteOrder, R
 from engines.ampd.system import AmpdConfig, ampd
 from engines.cluster import core
 from engines.cluster.hardware import Deployment, EngineTimes, Hardware, Pool, cost_constants
-from engines.cluster.record import ClusterRun, Values
+from engines.cluster.record import ClusterRun
 from engines.cluster.sessions import OpenLoop, Round, Session
 from engines.cluster.simulation import NEVER, Cluster, Policies, StopRule
+from engines.columns import Values
 from engines.compiled import CompilerError, load_library
 from engines.cost.roofline import gpu
 from engines.errors import RunError, UserError
