@@ -1,6 +1,7 @@
 """The family of diffusion-LLM systems: the tables, metrics and checks of their runs."""
 
 import math
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engines.columns import Values
 from engines.dllm.config import Phase
 from engines.dllm.engine import Engine
-from engines.dllm.plan import Occupancy, PlanFacts, Request, StepChanges, StepRecord
+from engines.dllm.plan import Occupancy, PlanFacts, Request, StepChanges, StepOutcome, StepRecord
 from engines.dllm.simulated import LETTERS, RecordingExecutor
 from engines.runtime.step_timer import STEP_PARTS, DeviceTimes
 from repro.runs.family import (
@@ -181,7 +183,7 @@ def step_counts(record: RunRecord) -> Iterator[str]:
         return
     counts, table = status_counts(record), record.tables[STEPS]
     for status, name in (("ok", "num_finished"), ("failed", "num_failed")):
-        if (reported := sum(table[name])) != counts[status]:
+        if (reported := int(np.sum(table[name]))) != counts[status]:
             yield f"steps report {reported} requests as {status}, the request table has {counts[status]}"
     used, total, computed = (np.asarray(table[name]) for name in ("kv_rows_used", "kv_rows_total", "query_tokens"))
     if num_wrong := int((used > total).sum()):
@@ -203,7 +205,7 @@ def output_lengths(record: RunRecord) -> Iterator[str]:
         return
     low = sum(length for length in output_lens if length is not None)
     high = sum(gen_lengths)
-    committed = sum(record.tables[STEPS]["committed_tokens"])
+    committed = int(np.sum(record.tables[STEPS]["committed_tokens"]))
     if not low <= committed <= high:
         yield f"wrong output lengths: {committed} tokens were committed, {low if committed < low else high} were due"
 
@@ -264,16 +266,51 @@ def block_table(steps: Mapping[int, Mapping[int, Sequence[tuple[Phase, int]]]]) 
     return table
 
 
-_STEP = ("step", "start_s", "end_s", "duration_s", *PlanFacts._fields, *StepChanges._fields, *Occupancy._fields)
 _OUTCOME = ("committed_tokens", "query_tokens", "logit_rows", "forward_s", "graph", "bound_s")
 _LENGTHS = {
-    "num_admitted": "admitted",
-    "num_first_block": "first_block",
-    "num_finished": "finished",
-    "num_failed": "failed",
+    "admitted": "num_admitted",
+    "first_block": "num_first_block",
+    "finished": "num_finished",
+    "failed": "num_failed",
 }
-_MOST_ROWS = 1024
-"""How many rows we collect before moving them to the columns. Moving them one by one would cost twice as much."""
+
+
+class _StepColumns:
+    """Columns of what steps share: a row is kept once for all steps in a row that give the same object."""
+
+    def __init__(self, names: Sequence[str], row_of: Callable[[Any], tuple[Any, ...]]) -> None:
+        self._names, self._row_of = names, row_of
+        self.last: object = None
+        self._starts: list[int] = []
+        self._rows: list[tuple[Any, ...]] = []
+
+    def add(self, index: int, value: object) -> None:
+        self.last = value
+        self._starts.append(index)
+        self._rows.append(self._row_of(value))
+
+    def columns(self, num: int) -> dict[str, Values]:
+        """The columns of ``num`` steps."""
+        lengths = np.diff(self._starts, append=num)
+        values = zip(*self._rows, strict=True) if self._rows else ([] for _ in self._names)
+        return {
+            name: _values(np.repeat(np.array(each), lengths)) for name, each in zip(self._names, values, strict=True)
+        }
+
+
+def _values(values: npt.NDArray[Any]) -> Values:
+    if values.dtype == object:
+        values = values.astype(np.float64)  # None becomes NaN
+    return Values(values, missing=math.nan if values.dtype == np.float64 else None)
+
+
+def _lengths_of(value: PlanFacts | StepChanges) -> tuple[int, ...]:
+    return tuple([len(part) if isinstance(part, tuple) else part for part in value])
+
+
+def _results(outcome: StepOutcome) -> tuple[Any, ...]:
+    committed, query_rows, logit_rows, forward_s, _, graph, _, bound_s, *_ = outcome
+    return sum(committed), query_rows, logit_rows, forward_s, graph, bound_s
 
 
 class EngineLog(RequestLog):
@@ -281,21 +318,28 @@ class EngineLog(RequestLog):
         super().__init__(ordered, REQUEST_COLUMNS)
         self._gen_lengths = {request.request_id: request.generation.gen_length for request in ordered}
         self.table["gen_length"] = list(self._gen_lengths.values())
-        self._steps: Table = {name: [] for name in (*_STEP, *_OUTCOME)}
-        self._rows: list[tuple[object, ...]] = []
-        """The latest steps, not yet in the columns. If we kept all rows, the garbage collector would have an object more per step."""
+        self._num_steps = 0
+        self._times = array("d")
+        """Number, start, end and duration of one step after the other."""
+        named = [[_LENGTHS.get(name, name) for name in kind._fields] for kind in (PlanFacts, StepChanges)]
+        self._shared = (
+            _StepColumns(named[0], _lengths_of),
+            _StepColumns(named[1], _lengths_of),
+            _StepColumns(Occupancy._fields, tuple),
+            _StepColumns(_OUTCOME, _results),
+        )
         self._parts: dict[int, Mapping[str, float]] = {}
         """Seconds of each part of the profiled steps, by step number."""
 
     def stamp(self, step: StepRecord, start: float, end: float) -> None:
         number, duration_s, plan, outcome, done, occupancy = step
-        committed, query_rows, logit_rows, forward_s, _, graph, parts, bound_s, *_ = outcome
-        results = (sum(committed), query_rows, logit_rows, forward_s, graph, bound_s)
-        self._rows.append((number, start, end, duration_s, *plan, *done, *occupancy, *results))
-        if len(self._rows) == _MOST_ROWS:
-            self._flush()
-        if parts is not None:
-            self._parts[number] = parts
+        self._times.extend((number, start, end, duration_s))
+        for columns, value in zip(self._shared, (plan, done, occupancy, outcome), strict=True):
+            if value is not columns.last:
+                columns.add(self._num_steps, value)
+        self._num_steps += 1
+        if outcome.parts is not None:
+            self._parts[number] = outcome.parts
         for request_id in plan.admitted:
             self.set_once("admitted_s", request_id, start)
         for request_id in done.first_block:
@@ -306,25 +350,28 @@ class EngineLog(RequestLog):
         for request_id, reason in done.failed:
             self.close(request_id, "failed", error=reason)
 
-    def _flush(self) -> None:
-        if self._rows:
-            for column, values in zip(self._steps.values(), zip(*self._rows, strict=True), strict=True):
-                column.extend(values)
-            self._rows.clear()
-
     def step_table(self, timed: Mapping[int, DeviceTimes]) -> Table:
         """The columns of all steps. ``timed`` holds the times that the device reported afterwards, by step number."""
-        self._flush()
-        columns = self._steps | {name: list(map(len, self._steps[source])) for name, source in _LENGTHS.items()}
+        number, start, end, duration_s = np.frombuffer(self._times).reshape(-1, 4).T.copy()
+        columns = {"step": Values(number.astype(np.int64))}
+        columns |= {"start_s": Values(start), "end_s": Values(end), "duration_s": Values(duration_s)}
+        for shared in self._shared:
+            columns |= shared.columns(self._num_steps)
         parts = self._parts | {number: times.parts for number, times in timed.items()}
         if timed:
-            pairs = zip(columns["step"], columns["forward_s"], strict=True)
-            columns["forward_s"] = [
-                timed[number].forward_s if number in timed else seconds for number, seconds in pairs
-            ]
+            columns["forward_s"] = _values(
+                np.array(
+                    [
+                        timed[number].forward_s if number in timed else seconds
+                        for number, seconds in zip(columns["step"], columns["forward_s"], strict=True)
+                    ]
+                )
+            )
+        nothing = Values(np.broadcast_to(math.nan, self._num_steps), missing=math.nan)
         for name, part in PART_COLUMNS.items():
-            step_parts = map(parts.get, columns["step"]) if parts else [None] * len(columns["step"])
-            columns[name] = [None if seconds is None else seconds[part] for seconds in step_parts]
+            step_parts = map(parts.get, columns["step"]) if parts else ()
+            seconds = [None if each is None else each[part] for each in step_parts]
+            columns[name] = _values(np.array(seconds)) if parts else nothing
         return {column.name: columns[column.name] for column in STEP_COLUMNS}
 
 
