@@ -422,11 +422,6 @@ class SrptAgingKnobs(SrptKnobs):
     """How many seconds of remaining work one second of waiting offsets in the order."""
 
 
-def _with_graphs(settings: PrefillSettings, make: Callable[..., PrefillSystem], options: Any) -> PrefillSystem:
-    model, graphs = _model_and_graphs(settings)
-    return make(model, options, graphs=graphs)
-
-
 def _sglang(settings: PrefillSettings, name: str) -> PrefillSystem:
     captured = settings.shapes("ladder") if settings.own.prefill_graphs else ()
     return sglang(settings.own, settings.step_model(captured), name=name)
@@ -438,9 +433,17 @@ def _model_and_graphs(settings: PrefillSettings) -> tuple[StepModel, Graphs]:
     return settings.step_model(settings.shapes(graphs, settings.own.graph_budget_gb)), graphs
 
 
-def _ladder(part: PrefillPart) -> dict[str, Any]:
-    """The default choice of graphs. A CPU gets none, because it has no launches that packed sizes would save."""
-    return {"graphs": "none" if part.gpu is None else "ladder"}
+def _with_ladder(
+    name: str, title: str, own: type, make: Callable[[StepModel, Graphs, PrefillSettings], PrefillSystem]
+) -> PrefillSystemEntry:
+    """A system with graphs of packed sizes by default. A CPU gets none, because it has no launches that they would save."""
+    return PrefillSystemEntry(
+        name=name,
+        title=title,
+        own=own,
+        build=lambda settings: make(*_model_and_graphs(settings), settings),
+        usual=lambda part: {"graphs": "none" if part.gpu is None else "ladder"},
+    )
 
 
 def _sglang_tokens(part: PrefillPart) -> dict[str, Any]:
@@ -490,49 +493,25 @@ LAPS_DISAGGREGATION = PrefillSystemEntry(
         settings.step_model(()), _laps_config(settings, "none"), name="laps-disaggregation-only"
     ),
 )
-RESERVE = PrefillSystemEntry(
-    name="reserve",
-    title="Reserve",
-    own=ReserveKnobs,
-    build=lambda settings: _with_graphs(settings, reserve, settings.own.reserve),
-    usual=_ladder,
+RESERVE = _with_ladder(
+    "reserve", "Reserve", ReserveKnobs, lambda model, graphs, run: reserve(model, run.own.reserve, graphs=graphs)
 )
-ON_TIME = PrefillSystemEntry(
-    name="on-time",
-    title="On-time",
-    own=OnTimeKnobs,
-    build=lambda settings: _with_graphs(settings, on_time, settings.own.on_time),
-    usual=_ladder,
+ON_TIME = _with_ladder(
+    "on-time", "On-time", OnTimeKnobs, lambda model, graphs, run: on_time(model, run.own.on_time, graphs=graphs)
 )
-SRPT = PrefillSystemEntry(
-    name="srpt",
-    title="SRPT",
-    own=SrptKnobs,
-    build=lambda settings: _with_graphs(settings, srpt, settings.own.size),
-    usual=_ladder,
+SRPT = _with_ladder("srpt", "SRPT", SrptKnobs, lambda model, graphs, run: srpt(model, run.own.size, graphs=graphs))
+SRPT_AGING = _with_ladder(
+    "srpt-aging",
+    "SRPT, aging",
+    SrptAgingKnobs,
+    lambda model, graphs, run: srpt(model, run.own.size, graphs=graphs, aging=run.own.aging, name="srpt-aging"),
 )
-SRPT_AGING = PrefillSystemEntry(
-    name="srpt-aging",
-    title="SRPT, aging",
-    own=SrptAgingKnobs,
-    build=lambda settings: _with_graphs(
-        settings, partial(srpt, aging=settings.own.aging, name="srpt-aging"), settings.own.size
-    ),
-    usual=_ladder,
-)
-EDF = PrefillSystemEntry(
-    name="edf",
-    title="EDF",
-    own=SrptKnobs,
-    build=lambda settings: _with_graphs(settings, edf, settings.own.size),
-    usual=_ladder,
-)
-MOORE_HODGSON = PrefillSystemEntry(
-    name="moore-hodgson",
-    title="Moore-Hodgson",
-    own=SrptKnobs,
-    build=lambda settings: _with_graphs(settings, partial(moore_hodgson, slo_s=settings.deadline_s), settings.own.size),
-    usual=_ladder,
+EDF = _with_ladder("edf", "EDF", SrptKnobs, lambda model, graphs, run: edf(model, run.own.size, graphs=graphs))
+MOORE_HODGSON = _with_ladder(
+    "moore-hodgson",
+    "Moore-Hodgson",
+    SrptKnobs,
+    lambda model, graphs, run: moore_hodgson(model, run.own.size, graphs=graphs, slo_s=run.deadline_s),
 )
 SGLANG_PD = PrefillSystemEntry(
     name="sglang-pd",
