@@ -176,9 +176,9 @@ _FIELDS: Mapping[str, Mapping[str, str]] = {
 class Platform:
     name: str
     title: str
-    executor: str
+    executor: str = "roofline"
     """The default executor of a step: torch (measured), roofline (simulated), or http (measured at the client)."""
-    gpu: Any
+    gpu: Any = None
     """The card's name in the catalogue, or a ``Gpu`` for a user's own card; None if only measuring is possible."""
     parts: tuple[Any, ...] = ()
     """Defaults of each family that runs on it."""
@@ -250,16 +250,6 @@ def _rates(name: str, value: Any) -> tuple[float, ...]:
     return tuple(map(float, value))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Entry(Checked):
-    """A platform of ``platforms.yaml`` without its families."""
-
-    title: str
-    executor: Literal["roofline", "torch", "http"] = "roofline"
-    gpu: str | None = None
-    usual_gpus: Count | None = None
-
-
 @cache
 def _catalogue() -> Mapping[str, Any]:
     stored: Mapping[str, Any] = read_yaml(STORED)
@@ -277,15 +267,8 @@ def paper_objectives() -> Mapping[tuple[str, str], _Objectives]:
 def _load(name: str) -> Platform:
     stored = dict(_catalogue()["platforms"][name])
     sections = {family: checked_section(family, stored.pop(family)) for family in SECTIONS if family in stored}
-    entry = _Entry(**stored)
-    return Platform(
-        name=name,
-        title=entry.title,
-        executor=entry.executor,
-        gpu=entry.gpu,
-        usual_gpus=entry.usual_gpus,
-        parts=tuple(_part(family, entry.gpu, values) for family, values in sections.items()),
-    )
+    parts = tuple(_part(family, stored.get("gpu"), values) for family, values in sections.items())
+    return Platform(name=name, parts=parts, **stored)
 
 
 def _part(family: str, card: str | None, values: Mapping[str, Any]) -> Any:

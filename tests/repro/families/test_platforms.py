@@ -6,7 +6,6 @@ import pytest
 from support.tables import data_beside
 
 from engines.errors import UserError
-from repro.families import platforms
 from repro.families.platforms import PLATFORMS, DllmPart, PrefillPart, checked_section, platform
 
 DATA = data_beside(__file__, "platforms")
@@ -38,12 +37,6 @@ def test_requests_follow_the_rate_where_a_platform_says_for_how_long_they_arrive
 def test_a_section_names_what_is_wrong_in_it(family, given, says):
     with pytest.raises(UserError, match=says):
         checked_section(family, given)
-
-
-def test_what_a_platform_of_the_package_says_besides_families_is_checked_too(monkeypatch):
-    monkeypatch.setattr(platforms, "_catalogue", lambda: {"platforms": {"x": {"title": "X", "executor": "guess"}}})
-    with pytest.raises(UserError, match="executor='guess'"):
-        platforms._load.__wrapped__("x")
 
 
 @pytest.mark.parametrize("name", ["nosuch", 3])
