@@ -3,6 +3,7 @@
 import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +53,16 @@ def step_requests(record: RunRecord) -> dict[str, Any]:
     return distribution(column(record, "num_refresh", STEPS) + column(record, "num_reuse", STEPS))
 
 
-def _per_busy_second(record: RunRecord, values: Floats) -> float | None:
+def _per_busy_second(values_of: Callable[[RunRecord], Floats]) -> Callable[[RunRecord], float | None]:
     """The sum of the values divided by the sum of durations, over the steps that have a value."""
-    is_given = ~np.isnan(values)
-    busy = float(column(record, "duration_s", STEPS)[is_given].sum())
-    return float(values[is_given].sum()) / busy if busy > 0 else None
 
+    def compute(record: RunRecord) -> float | None:
+        values = values_of(record)
+        is_given = ~np.isnan(values)
+        busy = float(column(record, "duration_s", STEPS)[is_given].sum())
+        return float(values[is_given].sum()) / busy if busy > 0 else None
 
-def mean_running(record: RunRecord) -> float | None:
-    return _per_busy_second(record, column(record, "num_running", STEPS) * column(record, "duration_s", STEPS))
+    return compute
 
 
 def _kinds(record: RunRecord) -> dict[str, npt.NDArray[np.bool_]]:
@@ -92,8 +94,12 @@ def _kv_shares(record: RunRecord) -> Floats:
     return np.divide(used, total, out=np.full_like(total, np.nan), where=total > 0)
 
 
-def kv_occupancy(record: RunRecord) -> float | None:
-    return _per_busy_second(record, _kv_shares(record) * column(record, "duration_s", STEPS))
+mean_running = _per_busy_second(
+    lambda record: column(record, "num_running", STEPS) * column(record, "duration_s", STEPS)
+)
+kv_occupancy = _per_busy_second(lambda record: _kv_shares(record) * column(record, "duration_s", STEPS))
+roofline_share = _per_busy_second(lambda record: column(record, "bound_s", STEPS))
+_forward_share = _per_busy_second(lambda record: column(record, "forward_s", STEPS))
 
 
 def kv_occupancy_peak(record: RunRecord) -> float | None:
@@ -102,12 +108,8 @@ def kv_occupancy_peak(record: RunRecord) -> float | None:
 
 
 def outside_forward_share(record: RunRecord) -> float | None:
-    forward_share = _per_busy_second(record, column(record, "forward_s", STEPS))
+    forward_share = _forward_share(record)
     return None if forward_share is None else 1.0 - forward_share
-
-
-def roofline_share(record: RunRecord) -> float | None:
-    return _per_busy_second(record, column(record, "bound_s", STEPS))
 
 
 def graph_hit_rate(record: RunRecord) -> float | None:
@@ -137,11 +139,11 @@ def profile(record: RunRecord) -> dict[str, Any] | None:
     return by_kind
 
 
-def _solved_share(record: RunRecord, column: str) -> dict[str, Any] | None:
+def _solved_share(record: RunRecord, verdict: str) -> dict[str, Any] | None:
     """value, low, high and n of ``correct`` or ``correct_strict``."""
     from repro.runs.statistics import wilson_interval
 
-    verdicts = record.requests[column]
+    verdicts = record.requests[verdict]
     if not verdicts or None in verdicts:
         return None
     n, solved = len(verdicts), sum(verdicts)
@@ -149,12 +151,7 @@ def _solved_share(record: RunRecord, column: str) -> dict[str, Any] | None:
     return {"value": solved / n, "low": low, "high": high, "n": n}
 
 
-def accuracy(record: RunRecord) -> dict[str, Any] | None:
-    return _solved_share(record, "correct")
-
-
-def accuracy_strict(record: RunRecord) -> dict[str, Any] | None:
-    return _solved_share(record, "correct_strict")
+accuracy, accuracy_strict = (partial(_solved_share, verdict=verdict) for verdict in ("correct", "correct_strict"))
 
 
 # -- checks ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 from the due time unless they say otherwise."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from repro.families.http.endpoint import count_tokens
 from repro.families.http.requests import prompt_bounds
 from repro.runs.family import (
+    Compute,
     Floats,
     Mask,
     column,
@@ -114,19 +116,6 @@ def sent_s(record: RunRecord) -> Floats:
     return column(record, "arrival_s") + column(record, "submit_lag_s")
 
 
-def schedule_delay_s(record: RunRecord) -> dict[str, Any]:
-    """How late the client itself was, without the wait for a free place (max_concurrency)."""
-    return _summary(column(record, "submit_lag_s") - column(record, "client_queue_s"))
-
-
-def ttft_sent_s(record: RunRecord) -> dict[str, Any]:
-    return _summary(column(record, "first_output_s") - sent_s(record))
-
-
-def tpot_s(record: RunRecord) -> dict[str, Any]:
-    return _summary(times_per_token(record))
-
-
 def times_per_token(record: RunRecord) -> Floats:
     """[requests] (E2EL - TTFT) / tokens after the first piece; NaN if there are none or their number is unknown."""
     later_tokens = column(record, "output_len") - column(record, "first_tokens")
@@ -144,14 +133,6 @@ def own_gaps_p95(record: RunRecord) -> Floats:
     for request in np.flatnonzero(is_single & (column(record, "num_chunks") > 1)):
         percentiles[request] = np.percentile(np.diff(arrived[owner == request]), 95)
     return percentiles
-
-
-def icl_s(record: RunRecord) -> dict[str, Any]:
-    return _summary(_gaps(record, is_ok(record)))
-
-
-def itl_s(record: RunRecord) -> dict[str, Any]:
-    return _summary(_gaps(record, is_ok(record) & np.asarray(record.requests["is_single"], dtype=bool)))
 
 
 def _gaps(record: RunRecord, is_chosen: Mask) -> Floats:
@@ -175,23 +156,15 @@ def _bunched(record: RunRecord) -> Mask:
     return np.asarray(table["is_bunched"], dtype=bool) & is_ok(record)[owner]
 
 
-def num_resent(record: RunRecord) -> int:
-    return sum(record.requests["was_resent"])
+def _rate(times_of: Callable[[RunRecord], Floats]) -> Callable[[RunRecord], float | None]:
+    """The rate of first turns. That of drawn arrivals differs from the requested rate, because the number of draws is finite."""
 
+    def rate(record: RunRecord) -> float | None:
+        times = without_nan(times_of(record)[mask(record, "turn", 0)])
+        span = float(times.max() - times.min()) if times.size > 1 else 0.0
+        return (times.size - 1) / span if span > 0 else None
 
-def due_rate(record: RunRecord) -> float | None:
-    """The rate of the drawn arrivals. It differs from the requested rate, because the number of draws is finite."""
-    return _rate(column(record, "arrival_s")[mask(record, "turn", 0)])
-
-
-def achieved_rate(record: RunRecord) -> float | None:
-    return _rate(sent_s(record)[mask(record, "turn", 0)])
-
-
-def _rate(times: Floats) -> float | None:
-    times = without_nan(times)
-    span = float(times.max() - times.min()) if times.size > 1 else 0.0
-    return (times.size - 1) / span if span > 0 else None
+    return rate
 
 
 def peak_concurrency(record: RunRecord) -> int:
@@ -220,16 +193,23 @@ def goodput_http(record: RunRecord) -> dict[str, Any]:
     return {"limits_s": limits, **goodput_facts(record, good)}
 
 
-def _summary(times: Floats) -> dict[str, Any]:
-    return distribution(without_nan(times))
+def _summary(values_of: Callable[[RunRecord], Floats]) -> Compute:
+    return lambda record: distribution(without_nan(values_of(record)))
 
 
-def input_len(record: RunRecord) -> dict[str, Any]:
-    return distribution(column(record, "prompt_len")[is_ok(record)])
+# How late the client itself was, without the wait for a free place (max_concurrency).
+schedule_delay_s = _summary(lambda record: column(record, "submit_lag_s") - column(record, "client_queue_s"))
+ttft_sent_s = _summary(lambda record: column(record, "first_output_s") - sent_s(record))
+tpot_s = _summary(times_per_token)
+icl_s = _summary(lambda record: _gaps(record, is_ok(record)))
+itl_s = _summary(lambda record: _gaps(record, is_ok(record) & mask(record, "is_single")))
+input_len = _summary(lambda record: column(record, "prompt_len")[is_ok(record)])
+output_len = _summary(lambda record: column(record, "output_len")[is_ok(record)])
+due_rate, achieved_rate = _rate(lambda record: column(record, "arrival_s")), _rate(sent_s)
 
 
-def output_len(record: RunRecord) -> dict[str, Any]:
-    return distribution(column(record, "output_len")[is_ok(record)])
+def num_resent(record: RunRecord) -> int:
+    return sum(record.requests["was_resent"])
 
 
 def prompt_tokens(record: RunRecord) -> int:
@@ -378,7 +358,7 @@ def _bunched_pieces(record: RunRecord) -> Iterator[str]:
 HTTP = family_in(
     Path(__file__).parent,
     "http",
-    {**globals(), **{name: lambda record, name=name: _summary(column(record, name)) for name in _DISTRIBUTED}},
+    globals() | {name: _summary(partial(column, name=name)) for name in _DISTRIBUTED},
     checks=(
         enough_requests,
         submissions,

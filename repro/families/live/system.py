@@ -27,15 +27,14 @@ from engines.policies.own import Plugin
 from engines.policies.routing import Binder, LeastKvMemory, Router
 from engines.policies.views import PrefillQueue, Slo
 from repro.families.cluster.ampd import ClusterPolicies, own_policies
-from repro.families.cluster.ampd_record import AR, ROUNDS, slo_attainment, tables_of
-from repro.families.cluster.ampd_record import round_ttft_s as ttft_of
+from repro.families.cluster.ampd_record import AR, ROUNDS, round_ttft_s, slo_attainment, tables_of
 from repro.families.cluster.ampd_settings import DEFAULT_READING, Objective, SessionKnobs, session_config
 from repro.families.cluster.deployments import parse_deployment
 from repro.families.live.over_dynamo import Direct, Front, OverDynamo, seen_by_client
 from repro.families.platforms import platform
 from repro.runs.cell import Cell
 from repro.runs.code import why_not_importable
-from repro.runs.family import Family, distribution, metrics_in, summary_in, window_s, without_nan
+from repro.runs.family import Compute, Family, distribution, metrics_in, summary_in, window_s, without_nan
 from repro.runs.record import REQUESTS, Obtained, OnProgress, RunRecord
 from repro.workloads.served import workload_knobs
 from repro.workloads.sessions import SessionWorkload, SessionWorkloadConfig, build_sessions
@@ -168,10 +167,6 @@ def workers_lived(record: RunRecord) -> Iterator[str]:
         yield f"{names} died or fell silent: what was measured is less than {facts['deployment']}"
 
 
-def round_ttft_s(record: RunRecord) -> dict[str, Any]:
-    return distribution(without_nan(ttft_of(record)))
-
-
 def goodput(record: RunRecord) -> float | None:
     share = slo_attainment(record)
     is_of_rounds = record.facts["attainment_reading"].startswith("round/")
@@ -180,22 +175,17 @@ def goodput(record: RunRecord) -> float | None:
     return None if share is None or seconds is None else round(share * len(counted)) / seconds
 
 
-def input_len(record: RunRecord) -> dict[str, Any]:
-    return distribution(record.tables[ROUNDS]["prefill_tokens"])
-
-
-def output_len(record: RunRecord) -> dict[str, Any]:
-    return distribution(record.tables[ROUNDS]["decode_tokens"])
-
-
-def lost_workers(record: RunRecord) -> int:
-    return len(record.facts["lost_workers"])
-
-
+_METRICS: Mapping[str, Compute] = {
+    "round_ttft_s": lambda record: distribution(without_nan(round_ttft_s(record))),
+    "input_len": lambda record: distribution(record.tables[ROUNDS]["prefill_tokens"]),
+    "output_len": lambda record: distribution(record.tables[ROUNDS]["decode_tokens"]),
+    "lost_workers": lambda record: len(record.facts["lost_workers"]),
+    "goodput": goodput,
+}
 LIVE = replace(
     AR,
     name="live",
-    metrics=(*AR.metrics, *metrics_in(Path(__file__).with_name("metrics.csv"), "live", globals())),
+    metrics=(*AR.metrics, *metrics_in(Path(__file__).with_name("metrics.csv"), "live", _METRICS)),
     checks=(*AR.checks, workers_lived),
     shown=summary_in(Path(__file__).with_name("summary.csv"), "live"),
 )
