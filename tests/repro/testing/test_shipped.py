@@ -29,7 +29,7 @@ from repro import testing
 from repro.families.dllm.system import method as method_of
 from repro.runs.system import ENTRIES
 from repro.testing import Ahead, BatcherConformance, SchedulerConformance
-from repro.testing.prefills import SLO, STEPS
+from repro.testing.batchers import SLO, STEPS
 
 EXAMPLES = 6
 check_scheduler, check_refresh_rule, check_router, check_batcher = (
