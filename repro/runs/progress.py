@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from repro.runs.cell import Cell
 from repro.runs.clean import without_secrets
 from repro.runs.experiment import Experiment
+from repro.runs.pool import OnStep
 from repro.runs.record import DriveProgress
-from repro.runs.runner import OnStep
 from repro.runs.sweep import CellEvent, OnEvent
 
 if TYPE_CHECKING:

@@ -30,9 +30,18 @@ from repro.runs.clean import is_secret
 from repro.runs.code import PACKAGES, files_of_plug_in, is_alone
 from repro.runs.environment import is_numeric
 from repro.runs.experiment import Experiment
-from repro.runs.pool import Packing, first_unshareable, run_here
+from repro.runs.pool import (
+    PATIENCE_S,
+    Assignment,
+    Hooks,
+    Packing,
+    WorkerLost,
+    first_unshareable,
+    group_repeats,
+    run_by_workers,
+    run_here,
+)
 from repro.runs.provenance import machine_identity
-from repro.runs.runner import PATIENCE_S, Assignment, Hooks, WorkerLost, group_repeats, run_by_workers
 from repro.runs.sitting import Sitting, UnitLocks
 from repro.runs.store import Packed
 

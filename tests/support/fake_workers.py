@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from repro.runs.experiment import Experiment
-from repro.runs.pool import Packing
+from repro.runs.pool import Packing, Start, WorkerLost
 from repro.runs.provenance import GitState
-from repro.runs.runner import Start, WorkerLost
 
 PACKING = Packing(git=GitState(commit=None, dirty=None), command=("repro", "bench"))
 

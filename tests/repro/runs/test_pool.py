@@ -27,9 +27,8 @@ from engines.errors import RunError, UserError
 from repro.runs import pool
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.experiment import Experiment, prepare
-from repro.runs.pool import LocalPool
+from repro.runs.pool import Assignment, Hooks, LocalPool, group_repeats, run_by_workers
 from repro.runs.ray_pool import Node, RayPool, RayWorker, check_address, copy_code, died, nodes_of, pick_node, ray_env
-from repro.runs.runner import Assignment, Hooks, group_repeats, run_by_workers
 from repro.runs.sitting import UnitLocks, lock_file
 from repro.runs.store import PROVENANCE, Packed, Store, parts_of
 from repro.runs.sweep import Sweep
@@ -96,7 +95,7 @@ def test_a_run_that_takes_two_workers_with_it_fails_with_its_node():
 
 
 def test_a_node_that_died_is_named_where_no_other_is_left(monkeypatch):
-    monkeypatch.setattr("repro.runs.runner.PATIENCE_S", 0.01)
+    monkeypatch.setattr("repro.runs.pool.PATIENCE_S", 0.01)
     heard = Heard()
     cluster = FakeCluster([2], gone={1: "node 10.0.0.7 (b) died"})
     with pytest.raises(RunError, match=r"^node 10\.0\.0\.7 \(b\) died: nothing is left to make the other runs"):
@@ -107,7 +106,7 @@ def test_a_node_that_died_is_named_where_no_other_is_left(monkeypatch):
 
 @pytest.mark.parametrize("gone", [{1: "node b died"}, {0: "node a died"}, {2: "node c died"}])
 def test_runs_of_a_node_that_died_are_made_by_the_others(gone, monkeypatch):
-    monkeypatch.setattr("repro.runs.runner.PATIENCE_S", 0.01)
+    monkeypatch.setattr("repro.runs.pool.PATIENCE_S", 0.01)
     heard = run(FakeCluster([1], gone=gone))
     assert (sorted(heard.done), heard.failed) == (list(range(6)), {})
 

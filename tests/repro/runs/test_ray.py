@@ -73,7 +73,7 @@ def test_an_address_where_nothing_is(tmp_path):
 def test_a_node_that_dies_is_named_or_replaced(num_nodes, expected, tmp_path, monkeypatch):
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setattr("repro.runs.runner.PATIENCE_S", 0.5)
+    monkeypatch.setattr("repro.runs.pool.PATIENCE_S", 0.5)
     (begun := tmp_path / "begun").mkdir()
     experiments = [*EXPERIMENTS]
     experiments[3] = deployed(EXPERIMENTS[3], before=partial(hang_once, begun))

@@ -13,8 +13,7 @@ from support.fake_system import deployed, die_until, fake_cell
 from support.fake_workers import PACKING
 
 from repro.runs.experiment import Experiment, prepare
-from repro.runs.pool import local_process
-from repro.runs.runner import Assignment, Hooks, group_repeats, run_by_workers
+from repro.runs.pool import Assignment, Hooks, group_repeats, local_process, run_by_workers
 
 EXPERIMENTS = [prepare(fake_cell(seed=seed, num_prompts=2)) for seed in range(12)]
 
