@@ -11,8 +11,8 @@ from engines.cluster.hardware import Deployment
 from paper_figures.common.contender import Contender, contenders_beside
 from paper_figures.common.figure import seed_by_seed
 from repro.files import read_yaml
+from repro.reports.claims import TableValue, load_table
 from repro.reports.figures import Knobs, View
-from repro.reports.paper import TableValue, load_table
 from repro.runs.cell import Cell, Scalar
 from repro.workloads.sessions import load_session_card
 

@@ -32,9 +32,8 @@ from paper_figures.common.panel import OF_SHARES, AtMost, Axis, Layer, Mark, Poi
 from paper_figures.common.panel import Panel as Drawn
 from paper_figures.common.runs import Measure, Of, Runs
 from paper_figures.common.words import is_above, is_below, number, said
-from repro.reports.claims import Finding
+from repro.reports.claims import Finding, stated, stated_together
 from repro.reports.figures import View
-from repro.reports.paper import stated, stated_together
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
 from repro.runs.store import StoredRun

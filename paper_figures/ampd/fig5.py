@@ -16,9 +16,8 @@ from paper_figures.common.panel import OF_SHARES, AtMost, Axis, Bars, Layer, Mar
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import Look, system_look
 from paper_figures.common.words import number, said
-from repro.reports.claims import Finding
+from repro.reports.claims import Finding, load_table, stated_together
 from repro.reports.figures import View
-from repro.reports.paper import load_table, stated_together
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
 from repro.workloads.sessions import load_session_card

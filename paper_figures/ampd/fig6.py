@@ -16,9 +16,8 @@ from paper_figures.common.panel import OF_SHARES, Axis, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import Look, system_look
 from paper_figures.common.words import is_above, number, said
-from repro.reports.claims import Finding
+from repro.reports.claims import Finding, load_table
 from repro.reports.figures import Knobs, View
-from repro.reports.paper import load_table
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
 

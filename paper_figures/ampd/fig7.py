@@ -14,9 +14,8 @@ from paper_figures.common.style import Look, system_look
 from paper_figures.common.words import number
 from repro.families.cluster.ampd_settings import PLANNING_RATE
 from repro.families.cluster.planning import PLANNER_SYSTEM
-from repro.reports.claims import Finding
+from repro.reports.claims import Finding, load_table
 from repro.reports.figures import View
-from repro.reports.paper import load_table
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval, from_logarithms, mean_interval
 from repro.runs.store import StoredRun

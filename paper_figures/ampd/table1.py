@@ -5,9 +5,8 @@ from paper_figures.ampd.layout import ampd_figure
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
 from repro.families.platforms import ArPart
-from repro.reports.claims import Finding
+from repro.reports.claims import Finding, load_table
 from repro.reports.figures import View
-from repro.reports.paper import load_table
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, load_session_card
 

@@ -19,9 +19,8 @@ from repro.families.cluster.ampd_settings import PLANNING_RATE, hardware_of
 from repro.families.cluster.deployments import even_split
 from repro.families.cluster.planning import PLANNER_SYSTEM
 from repro.families.platforms import ArPart
-from repro.reports.claims import Finding
+from repro.reports.claims import Finding, load_table
 from repro.reports.figures import View
-from repro.reports.paper import load_table
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
 from repro.runs.store import StoredRun

@@ -16,9 +16,8 @@ from paper_figures.common.style import Look
 from paper_figures.common.words import shown
 from repro.families.block.settings import MAX_NUM_LOGITS, resolve
 from repro.families.block.system import cost_on
-from repro.reports.claims import Finding
+from repro.reports.claims import Finding, stated
 from repro.reports.figures import View
-from repro.reports.paper import stated
 from repro.runs.cell import Cell, Scalar
 from repro.runs.store import StoredRun
 

@@ -9,9 +9,8 @@ from paper_figures.dllm_serve.curve import MEAN_LATENCY, curves_of
 from paper_figures.dllm_serve.fig3 import cells, table4_values
 from paper_figures.dllm_serve.layout import CARD, PAPER, TABLE_4_CARD, comparison_figure
 from paper_figures.dllm_serve.rates import PaperValue
-from repro.reports.claims import Finding
+from repro.reports.claims import Finding, stated
 from repro.reports.figures import View
-from repro.reports.paper import stated
 
 SOURCE = f"{PAPER}, Figure 4, §6.3"
 

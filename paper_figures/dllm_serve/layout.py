@@ -15,8 +15,8 @@ from paper_figures.dllm_serve.answers import answer_notes
 from paper_figures.dllm_serve.comparison import BASELINES, CONTENDERS, DATASETS, SYSTEMS, contender_of, look_of
 from repro.families.dllm.settings import READINGS
 from repro.families.platforms import DllmPart, Platform
+from repro.reports.claims import load_figures, load_table
 from repro.reports.figures import View
-from repro.reports.paper import load_figures, load_table
 from repro.runs.store import StoredRun
 
 PAPER = "dLLM-Serve (arXiv:2512.17077)"

@@ -12,8 +12,7 @@ from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
 from paper_figures.dllm_serve.layout import PAPER, dllm_figure, shape_of
 from repro.families.platforms import DllmPart, Platform
-from repro.reports.claims import Finding
-from repro.reports.paper import load_table
+from repro.reports.claims import Finding, load_table
 
 PROMPT_LEN = 300
 PRINTED = {

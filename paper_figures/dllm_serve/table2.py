@@ -8,7 +8,7 @@ from paper_figures.common.runs import Runs
 from paper_figures.dllm_serve.layout import PAPER, dllm_figure, shape_of
 from repro.families.cost import describe_calibration, load_calibration
 from repro.families.platforms import platform as platform_of
-from repro.reports.paper import TableValue, load_table
+from repro.reports.claims import TableValue, load_table
 
 COLUMNS = (
     *("GPU (paper)", "CPU (paper)", "RAM GB (paper)", "memory GB", "weights GB"),

@@ -10,8 +10,7 @@ from paper_figures.common.runs import Runs
 from paper_figures.dllm_serve.layout import PAPER, dllm_figure
 from repro.families.dllm.system import method
 from repro.families.platforms import DllmPart, platform
-from repro.reports.claims import Finding
-from repro.reports.paper import TableValue, load_table
+from repro.reports.claims import Finding, TableValue, load_table
 
 
 def page(runs: Runs) -> Page:

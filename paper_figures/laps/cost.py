@@ -10,9 +10,8 @@ from paper_figures.common.words import number, said
 from paper_figures.laps.contenders import CONTENDERS, LMSYS, MIDDLE, MODELS, rate_of
 from paper_figures.laps.layout import GRAPHS, PRINTED, choices, laps_figure, laps_page
 from paper_figures.laps.measures import GRAPH_SHARE, LATE, MEAN
-from repro.reports.claims import Finding
+from repro.reports.claims import Finding, load_claims
 from repro.reports.figures import View
-from repro.reports.paper import load_claims
 from repro.runs.cell import Cell, Scalar
 
 BUDGETS_GB = (0.0, 0.5, 1.0, 2.5, 5.0, 11.0)

@@ -11,8 +11,7 @@ from paper_figures.common.runs import Runs
 from paper_figures.common.words import exactly
 from paper_figures.laps.contenders import LMSYS
 from paper_figures.laps.layout import laps_figure
-from repro.reports.claims import Finding
-from repro.reports.paper import stated
+from repro.reports.claims import Finding, stated
 from repro.workloads.conversations import LONG, SHORT, ConversationConfig, draw_conversations, load_conversation_card
 
 NUM_TURNS = 20_000

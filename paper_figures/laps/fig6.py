@@ -14,9 +14,8 @@ from paper_figures.laps.contenders import CONCURRENCY, CONTENDERS, EIGHT, LARGE,
 from paper_figures.laps.layout import doubling, laps_figure, laps_page
 from paper_figures.laps.measures import MEAN, P90, RPS
 from repro.families.platforms import PrefillPart
-from repro.reports.claims import Finding
+from repro.reports.claims import Finding, stated
 from repro.reports.figures import Knobs, View
-from repro.reports.paper import stated
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import Interval
 

@@ -18,9 +18,8 @@ from paper_figures.laps.contenders import CAPACITY, CONCURRENCY, CONTENDERS, LMS
 from paper_figures.laps.layout import doubling, laps_figure, laps_page, line
 from paper_figures.laps.measures import CUT, LATE, LATE_1K, LONGEST
 from repro.families.platforms import PrefillPart
-from repro.reports.claims import Finding
+from repro.reports.claims import Finding, stated
 from repro.reports.figures import View
-from repro.reports.paper import stated
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import Interval
 

@@ -8,8 +8,8 @@ from paper_figures.laps.contenders import CONTENDERS, LARGE, MIDDLE
 from paper_figures.laps.fig6 import CLAIMS, Place, cell
 from paper_figures.laps.layout import crossing, laps_figure, laps_page
 from paper_figures.laps.measures import RPS
+from repro.reports.claims import stated
 from repro.reports.figures import View
-from repro.reports.paper import stated
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
 

@@ -6,9 +6,8 @@ from paper_figures.common.words import number, said
 from paper_figures.laps.contenders import CONTENDERS, MODELS, SHAREGPT
 from paper_figures.laps.layout import laps_figure, seeds_sentence
 from paper_figures.laps.measures import MEAN, WHOLE_S, csv_of
-from repro.reports.claims import Finding
+from repro.reports.claims import Finding, stated
 from repro.reports.figures import View
-from repro.reports.paper import stated
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
 

@@ -18,11 +18,10 @@ from engines.errors import RunError, UserError, require
 from repro.families.cost import load_calibration
 from repro.files import SEAL, is_whole, replace_bytes, replace_text
 from repro.reports import claims_file
-from repro.reports.claims import Finding, judge_all
+from repro.reports.claims import Claim, Finding, judge_all, load_claims, read_claims
 from repro.reports.evidence import FigureSource, sources
 from repro.reports.figures import DLLM_SERVE, PAPERS, pictures
 from repro.reports.fitting import PROTOCOLS
-from repro.reports.paper import Claim, load_claims, read_claims
 from repro.reports.predictions import read_report, report, report_path
 from repro.reports.run_table import (
     Place,

@@ -17,9 +17,8 @@ from repro.cli.sweep import check_regular, run_sweep
 from repro.families.card_file import card_of
 from repro.families.cost import load_calibration, save_calibration
 from repro.files import replace_text, writable_file, writable_folder
-from repro.reports.claims import Judged, judge_all
+from repro.reports.claims import Judged, judge_all, load_claims
 from repro.reports.figures import DLLM_SERVE
-from repro.reports.paper import load_claims
 from repro.reports.predictions import medians_sentence, report, write_report
 
 if TYPE_CHECKING:

@@ -18,9 +18,19 @@ from repro.cli.sweep import outcome_lines, require_alike, require_folders, requi
 from repro.files import readable_folder, writable_folder
 from repro.paths import IS_INSTALLED, RESULTS, figures_beside
 from repro.reports.accuracy import Accuracy
-from repro.reports.claims import Flips, Judged, count, count_by_role, count_facts, facts, judge_all
+from repro.reports.claims import (
+    ROLES,
+    Claim,
+    Flips,
+    Judged,
+    count,
+    count_by_role,
+    count_facts,
+    facts,
+    judge_all,
+    read_claims,
+)
 from repro.reports.claims_file import as_row, our_text, read, read_flips, rejudged, save, value_text
-from repro.reports.paper import ROLES, Claim, read_claims
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.system import SYSTEMS
 

@@ -24,11 +24,10 @@ from repro.reports.artifact import (
     spend,
     time_text,
 )
-from repro.reports.claims import Judged, judge_all
+from repro.reports.claims import Judged, judge_all, read_claims
 from repro.reports.claims_file import our_text, read_flips
 from repro.reports.evidence import stored_findings
 from repro.reports.figures import PAPERS, figure
-from repro.reports.paper import read_claims
 from repro.runs.store import Store
 
 SAME = 1e-6

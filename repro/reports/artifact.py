@@ -19,10 +19,9 @@ from engines.errors import RunError, require
 from repro.families.platforms import platform
 from repro.files import csv_text, read_yaml
 from repro.paths import RESULTS
-from repro.reports.claims import Judged, tolerance
+from repro.reports.claims import Judged, read_claims, tolerance
 from repro.reports.claims_file import our_text, read, read_flips, rejudged, value_text
 from repro.reports.figures import PAPERS, View, default_reading, figure
-from repro.reports.paper import read_claims
 from repro.runs.provenance import machine_identity
 
 TierName = Literal["kick-tires", "short", "all"]

@@ -11,8 +11,7 @@ from typing import Any, get_args
 from engines.errors import UserError
 from repro.files import csv_text, replace_text
 from repro.paths import RESULTS
-from repro.reports.claims import Finding, Flip, Flips, How, Judged, judge_all
-from repro.reports.paper import Claim
+from repro.reports.claims import Claim, Finding, Flip, Flips, How, Judged, judge_all
 
 
 def _finding_field(name: str, default: object = None) -> Callable[[Judged], Any]:

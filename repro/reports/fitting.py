@@ -12,7 +12,7 @@ from types import MappingProxyType
 from engines.cost.roofline import Calibration
 from engines.errors import UserError
 from repro.families.dllm.deployment import DllmDeployment
-from repro.reports.paper import stated
+from repro.reports.claims import stated
 from repro.runs.cell import Cell
 from repro.runs.family import served_per_second
 from repro.runs.system import SYSTEMS

@@ -16,11 +16,10 @@ from engines.errors import UserError, require
 from engines.knobs import knobs_of
 from repro.files import file_cache, replace_text
 from repro.paths import LOCAL_FIGURES, PAPER
-from repro.reports.claims import COMPARED, Flip, FlipKind, Verdict, judge_all
+from repro.reports.claims import COMPARED, Claim, Flip, FlipKind, Verdict, judge_all, read_claims
 from repro.reports.claims_file import flips_csv, flips_path
 from repro.reports.evidence import FigureSource, sources
 from repro.reports.figures import PAPERS, Paper
-from repro.reports.paper import Claim, read_claims
 from repro.reports.run_table import places_read
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare

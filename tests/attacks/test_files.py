@@ -23,7 +23,7 @@ from engines.models.loader import stored_tensors
 from engines.models.tokenizer import load_tokenizer
 from repro.api import load
 from repro.prompt import read_prompt_ids
-from repro.reports.paper import read_claims
+from repro.reports.claims import read_claims
 from repro.runs.cell import Cell
 from repro.workloads.card import parse
 from repro.workloads.dataset import DatasetCard

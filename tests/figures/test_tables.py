@@ -8,8 +8,8 @@ from support.stored_runs import read_csv
 
 from paper_figures.dllm_serve import table3
 from repro.families.platforms import platform
+from repro.reports.claims import load_figures
 from repro.reports.figures import FIGURES, View, default_reading, figure
-from repro.reports.paper import load_figures
 
 CARD_VIEW = View(platform=RTX4090, reading="published")
 

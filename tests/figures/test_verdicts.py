@@ -17,9 +17,8 @@ if __name__ == "__main__":
 from support.figure_runs import figure_runs
 
 from repro.families.platforms import platform
-from repro.reports.claims import judge_all
+from repro.reports.claims import judge_all, load_claims
 from repro.reports.figures import FIGURES, View, default_reading
-from repro.reports.paper import load_claims
 
 STORED = Path(__file__).with_name("verdicts.json")
 NUM_RUNS = 3

@@ -192,7 +192,7 @@ SIMULATION = (
     " knobs=knobs)).run()"
 )
 LIGHT = (
-    (f"import {ARITHMETIC}, repro.reports.paper", (*HEAVY, "numpy", "yaml")),
+    (f"import {ARITHMETIC}, repro.reports.claims", (*HEAVY, "numpy", "yaml")),
     (f"import repro, {HARNESS}", (*HEAVY, "rich")),
     ("import repro.cli.main, repro.workloads, repro.checks.doctor", HEAVY),
     (SIMULATION, ("torch",)),

@@ -22,10 +22,9 @@ from repro.cli.main import app
 from repro.families.cost import load_calibration
 from repro.files import csv_text, sealed
 from repro.paths import RESULTS
-from repro.reports.claims import Finding, judge_all
+from repro.reports.claims import Finding, judge_all, load_claims
 from repro.reports.figures import BLOCK, PAPERS
 from repro.reports.fitting import PROTOCOLS
-from repro.reports.paper import load_claims
 from repro.reports.predictions import medians, report, report_path, write_report
 from repro.reports.run_table import read_table, tables_in
 

@@ -11,10 +11,24 @@ from engines.errors import UserError
 from repro.cli.main import app
 from repro.paths import RESULTS
 from repro.reports import claims_file
-from repro.reports.claims import Finding, Judged, count, count_by_role, count_facts, facts, judge, judge_all, tolerance
+from repro.reports.claims import (
+    Claim,
+    Finding,
+    Judged,
+    Role,
+    Tolerance,
+    count,
+    count_by_role,
+    count_facts,
+    facts,
+    judge,
+    judge_all,
+    load_claims,
+    read_claims,
+    tolerance,
+)
 from repro.reports.claims_file import COLUMNS, as_row, read, rejudged, save
 from repro.reports.figures import PAPERS
-from repro.reports.paper import Claim, Role, Tolerance, load_claims, read_claims
 
 DATA = data_beside(__file__, "claims")
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from engines.cost.roofline import Calibration
 from engines.errors import UserError
 from repro.paths import CALIBRATION
+from repro.reports.claims import load_claims
 from repro.reports.fitting import BANDWIDTH_EFFICIENCY, PROTOCOLS, STEP_OVERHEAD_S, find_root, fit, protocol_of
-from repro.reports.paper import load_claims
 
 STATED = {claim.id: claim.expected.value for claim in load_claims("dllm-serve")}
 

@@ -22,12 +22,11 @@ from engines.cluster.record import ItlStat, Scope, TtftRule
 from engines.laps.batching import Joins, LongDispatch
 from repro.families.cluster.ampd_settings import DEFAULT_READING
 from repro.families.dllm.settings import BATCH_RULES, ReadingName
-from repro.reports.claims import Finding, Flip, judge_all
+from repro.reports.claims import Finding, Flip, judge_all, load_claims, stated
 from repro.reports.claims_file import flips_csv, flips_path, read_flips
 from repro.reports.evidence import FigureSource, sources
 from repro.reports.figures import PAPERS, figure
 from repro.reports.flips import SettingChange, changes, figures_of_size, flips, free_settings, runs_below, spec
-from repro.reports.paper import load_claims, stated
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 from repro.runs.system import ENTRIES, free_of

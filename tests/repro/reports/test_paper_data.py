@@ -8,7 +8,7 @@ from engines.cost.roofline import L40S, RTX4090
 from engines.errors import UserError
 from engines.models.shape import LLADA_8B
 from repro.paths import PAPER
-from repro.reports.paper import load_claims, load_figures, load_table
+from repro.reports.claims import load_claims, load_figures, load_table
 
 CLAIMS = load_claims()
 RECOMPUTED = [claim for claim in CLAIMS if claim.recomputed is not None and claim.recomputed.expr is not None]

@@ -8,10 +8,10 @@ from support.perturbed_runs import unmoved
 
 from repro.checks.results import usual_tables
 from repro.paths import RESULTS
+from repro.reports.claims import load_claims
 from repro.reports.evidence import FigureSource, sources
 from repro.reports.figures import PAPERS
 from repro.reports.fitting import PROTOCOLS
-from repro.reports.paper import load_claims
 
 ROLES = {claim.id: claim.role for paper in PAPERS for claim in load_claims(paper)}
 ENTRIES = {entry.name: entry for paper in PAPERS.values() for entry in paper.entries}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.tables import data_beside
 
 from engines.errors import UserError
-from repro.reports.paper import load_claims
+from repro.reports.claims import load_claims
 from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations, load_conversation_card
 from repro.workloads.recorded import read_chats
 
