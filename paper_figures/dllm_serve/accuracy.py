@@ -6,9 +6,8 @@ from paper_figures.common.runs import Runs
 from paper_figures.dllm_serve.answers import by_criterion, share, title_of
 from paper_figures.dllm_serve.fig6 import GENERATION
 from paper_figures.dllm_serve.layout import all_valid, check_answers, dllm_figure
-from repro.reports.accuracy import CONFIGURATIONS, DENSE, TASKS, Configuration, is_dense
-from repro.reports.accuracy import Table as Solutions
-from repro.reports.figures import Knobs, View
+from repro.reports.figures import CONFIGURATIONS, DENSE, TASKS, Configuration, Knobs, View, is_dense
+from repro.reports.figures import Table as Solutions
 from repro.runs.cell import Cell
 
 NUM_PROBLEMS = 300

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from paper_figures.common.style import system_look
-from repro.reports.accuracy import DENSE, SINGLE_REFRESH, TASKS, Solved, accuracies, configuration_of, solved_by
+from repro.reports.figures import DENSE, SINGLE_REFRESH, TASKS, Solved, accuracies, configuration_of, solved_by
 from repro.runs.statistics import wilson_interval
 from repro.runs.store import StoredRun
 from repro.tasks.registry import task_entry

@@ -7,9 +7,8 @@ from paper_figures.common.figure import cell_by_cell
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import Look, system_look
 from paper_figures.dllm_serve.answers import title_of
-from repro.reports.accuracy import SINGLE_REFRESH, at_dense_accuracy
 from repro.reports.claims import Finding
-from repro.reports.figures import Knobs, View
+from repro.reports.figures import SINGLE_REFRESH, Knobs, View, at_dense_accuracy
 from repro.runs.cell import Cell
 
 DATASETS = ("livebench", "burst", "osc")

@@ -13,9 +13,8 @@ from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTE
 from paper_figures.dllm_serve.curve import THROUGHPUT, Curve, Curves, curves_of, gains_of
 from paper_figures.dllm_serve.layout import CARD, PAPER, TABLE_4_CARD, comparison_figure, printed_in, table4_rows
 from paper_figures.dllm_serve.rates import PaperValue
-from repro.reports.accuracy import SINGLE_REFRESH
 from repro.reports.claims import Finding
-from repro.reports.figures import View
+from repro.reports.figures import SINGLE_REFRESH, View
 from repro.runs.cell import Cell
 
 SOURCE = f"{PAPER}, Figure 3, §6.2"

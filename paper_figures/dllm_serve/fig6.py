@@ -15,9 +15,8 @@ from paper_figures.common.style import system_look
 from paper_figures.common.words import exactly
 from paper_figures.dllm_serve.answers import by_criterion, share, verdicts
 from paper_figures.dllm_serve.layout import PAPER, all_valid, check_answers, dllm_figure, printed_in
-from repro.reports.accuracy import TASKS, Solved
 from repro.reports.claims import Finding
-from repro.reports.figures import Knobs, View
+from repro.reports.figures import TASKS, Knobs, Solved, View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Discordance, discordance
 from repro.runs.store import StoredRun

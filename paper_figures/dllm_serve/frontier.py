@@ -24,8 +24,7 @@ from repro import paths
 from repro.families.block.settings import EMBEDDED_TASKS, NAME
 from repro.families.dllm.record import STEPS
 from repro.families.platforms import DllmPart, Platform
-from repro.reports.accuracy import Solved
-from repro.reports.figures import View
+from repro.reports.figures import Solved, View
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import Interval, mean_interval, wilson_interval
 from repro.runs.store import StoredRun

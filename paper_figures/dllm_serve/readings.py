@@ -16,8 +16,7 @@ from paper_figures.dllm_serve.curve import FOLLOWS_LOAD, MEAN_LATENCY, THROUGHPU
 from paper_figures.dllm_serve.fig3 import paper_peaks
 from paper_figures.dllm_serve.layout import SIMULATED_RUNS, TABLE_4_CARD, all_valid, dllm_figure, table4_rows
 from repro.files import read_yaml
-from repro.reports.accuracy import at_dense_accuracy
-from repro.reports.figures import Knobs, View
+from repro.reports.figures import Knobs, View, at_dense_accuracy
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval, mean_interval
 from repro.runs.store import StoredRun

@@ -20,8 +20,7 @@ from paper_figures.dllm_serve.layout import all_valid, dllm_figure
 from repro import paths
 from repro.families.dllm.record import STEPS
 from repro.families.platforms import Platform
-from repro.reports.accuracy import Solved
-from repro.reports.figures import View
+from repro.reports.figures import Solved, View
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import Discordance, Interval, discordance, paired_ratio, points_apart
 from repro.runs.store import StoredRun, by_seed

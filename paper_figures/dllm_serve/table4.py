@@ -20,9 +20,8 @@ from paper_figures.dllm_serve.curve import (
     gains_of,
 )
 from paper_figures.dllm_serve.fig5 import cells
-from repro.reports.accuracy import SINGLE_REFRESH
 from repro.reports.claims import Finding
-from repro.reports.figures import View
+from repro.reports.figures import SINGLE_REFRESH, View
 from repro.runs.statistics import Interval
 
 CARD = layout.TABLE_4_CARD

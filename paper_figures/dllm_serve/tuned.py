@@ -8,8 +8,7 @@ from paper_figures.common.words import ends, said
 from paper_figures.dllm_serve.comparison import BASELINES, CONTENDERS, DATASETS, contender_knobs, look_of, system_of
 from paper_figures.dllm_serve.curve import LONGEST_WAIT, MEAN_LATENCY, THROUGHPUT
 from paper_figures.dllm_serve.layout import SIMULATED_RUNS, all_valid, compared_figure
-from repro.reports.accuracy import TASKS, Solved, configuration_of, solved_by
-from repro.reports.figures import Knobs, View
+from repro.reports.figures import TASKS, Knobs, Solved, View, configuration_of, solved_by
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
 from repro.runs.system import TUNE

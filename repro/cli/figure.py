@@ -17,7 +17,6 @@ from repro.cli.output import print_json, print_table, progress_bar, say
 from repro.cli.sweep import outcome_lines, require_alike, require_folders, require_runs, run_sweep, sweep_of
 from repro.files import readable_folder, writable_folder
 from repro.paths import IS_INSTALLED, RESULTS, figures_beside
-from repro.reports.accuracy import Accuracy
 from repro.reports.claims import (
     ROLES,
     Claim,
@@ -31,6 +30,7 @@ from repro.reports.claims import (
     read_claims,
 )
 from repro.reports.claims_file import as_row, our_text, read, read_flips, rejudged, save, value_text
+from repro.reports.figures import Accuracy
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.system import SYSTEMS
 

@@ -5,8 +5,7 @@ from support.cells import CPU_TINY
 from support.stored_runs import FAILED, changed, read_csv, stored
 
 from paper_figures.dllm_serve import accuracy
-from repro.reports.accuracy import accuracies, at_dense_accuracy, configuration_of
-from repro.reports.figures import View
+from repro.reports.figures import View, accuracies, at_dense_accuracy, configuration_of
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 

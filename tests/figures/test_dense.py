@@ -10,8 +10,7 @@ from support.text_boxes import overprinted
 
 from paper_figures.dllm_serve import fig3, fig4, fig5, fig7, table4
 from paper_figures.dllm_serve.comparison import contender_of
-from repro.reports.accuracy import SINGLE_REFRESH, at_dense_accuracy
-from repro.reports.figures import View, default_reading
+from repro.reports.figures import SINGLE_REFRESH, View, at_dense_accuracy, default_reading
 from repro.runs.experiment import prepare
 
 pytestmark = pytest.mark.usefixtures("unsaved")

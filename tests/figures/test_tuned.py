@@ -11,8 +11,7 @@ from support.text_boxes import overprinted
 
 from paper_figures.dllm_serve import tuned
 from paper_figures.dllm_serve.comparison import CONTENDERS, DATASETS, contender_of
-from repro.reports.accuracy import SINGLE_REFRESH, at_dense_accuracy
-from repro.reports.figures import View
+from repro.reports.figures import SINGLE_REFRESH, View, at_dense_accuracy
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.store import StoredRun

@@ -7,19 +7,19 @@ from support.cells import CPU_TINY, L40S
 
 from engines.errors import UserError
 from paper_figures.dllm_serve import accuracy, fig3, fig7
-from repro.reports.accuracy import (
+from repro.reports.figures import (
     CONFIGURATIONS,
     DENSE,
     SINGLE_REFRESH,
     TASKS,
     Configuration,
     Solved,
+    View,
     accuracies,
     at_dense_accuracy,
     configuration_of,
     is_dense,
 )
-from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.statistics import wilson_interval
