@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, 
 from engines.data import open_file
 from engines.errors import UserError, require
 from engines.knobs import Checked, check_value
-from repro.files import one_line, read_yaml, unreadable_yaml
+from repro.files import read_yaml
 
 Role = Literal["stated", "inferred", "assumed", "by construction"]
 
@@ -63,40 +63,14 @@ def load(kind: type[AnyCard], name: str, folder: Path, *, unknown: str) -> AnyCa
     require(bool(names), f"no cards in {str(folder)!r}: install the package again, or run from a whole clone")
     require(name.lower() in names, f"{unknown}: use one of {', '.join(names)}")
     path = folder / f"{name.lower()}.yaml"
-    card = parse(kind, _read(path), path.name)
-    require(card.name == path.stem, f"{path.name}: name={card.name!r} must be the file's own name, {path.stem!r}")
-    if isinstance(card, SourcedCard):
-        sections = {field.name: getattr(card, field.name) for field in fields(card)}
-        numbers = {
-            f"{name}.{field.name}"
-            for name, part in sections.items()
-            if isinstance(part, Section)
-            for field in fields(part)
-            if getattr(part, field.name) is not None
-        }
-        odd = ", ".join(sorted(card.roles.keys() ^ numbers))
-        require(not odd, f"{path.name}: roles must name every number once; wrong or missing: {odd}")
+    card: AnyCard = parse(kind, read_yaml(path), path.name)
     return card
 
 
 def introductions(folder: Path) -> list[tuple[str, str, str]]:
-    """Return name, title and summary of every card, without checking anything else."""
-    cards = []
-    for name in known_cards(folder):
-        raw = _read(folder / f"{name}.yaml")
-        texts = [raw.get(key) if isinstance(raw, dict) else None for key in ("title", "summary")]
-        require(all(isinstance(text, str) for text in texts), f"{name}.yaml: title and summary must be texts")
-        cards.append((name, str(texts[0]), str(texts[1])))
-    return cards
-
-
-def _read(path: Path) -> Any:
-    try:
-        return read_yaml(path)
-    except UserError:
-        raise
-    except unreadable_yaml() as error:
-        raise UserError(f"{path.name} is not YAML: {one_line(error)}: correct the file") from error
+    """Return name, title and summary of every card, without checking anything."""
+    cards = {name: read_yaml(folder / f"{name}.yaml") for name in known_cards(folder)}
+    return [(name, card["title"], card["summary"]) for name, card in cards.items()]
 
 
 def parse(kind: type[Any], raw: object, location: str) -> Any:

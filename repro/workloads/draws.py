@@ -10,7 +10,7 @@ first n lengths of a longer workload are the same.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from statistics import NormalDist
@@ -181,30 +181,6 @@ class LogNormalLengths(Section):
 
 def fit_quantiles(p_low: float, x_low: float, p_high: float, x_high: float) -> LogNormalParameters:
     """Fit a log-normal to two quantiles: P(X <= x_low) = p_low and P(X <= x_high) = p_high."""
-    if not (0 < p_low < p_high < 1 and 0 < x_low < x_high):
-        raise UserError(f"quantiles ({p_low}, {x_low}) and ({p_high}, {x_high}) must rise in both")
     z_low, z_high = NORMAL.inv_cdf(p_low), NORMAL.inv_cdf(p_high)
     sigma = math.log(x_high / x_low) / (z_high - z_low)
     return LogNormalParameters(math.log(x_low) - sigma * z_low, sigma)
-
-
-_SIGMA: Mapping[frozenset[str], Callable[[Mapping[str, float]], float]] = {
-    frozenset({"mean", "std"}): lambda s: math.sqrt(math.log1p((s["std"] / s["mean"]) ** 2)),
-    frozenset({"mean", "median"}): lambda s: math.sqrt(2 * math.log(s["mean"] / s["median"])),
-    frozenset({"mean", "sigma"}): lambda s: s["sigma"],
-}
-"""How to find sigma from the statistics given beside a mean: by the method of moments, by the median, or as given."""
-
-
-def fit_statistics(statistics: Mapping[str, float]) -> LogNormalParameters:
-    """Fit a log-normal to a card's named statistics."""
-    key = frozenset(statistics)
-    if key not in _SIGMA:
-        options = "; ".join(" and ".join(sorted(names)) for names in _SIGMA)
-        raise UserError(f"statistics={sorted(statistics)} determine no log-normal: give one of {options}")
-    require(min(statistics.values()) > 0, f"statistics={dict(statistics)} must all be above 0")
-    mean = statistics["mean"]
-    if statistics.get("median", 0) >= mean:
-        raise UserError(f"median={statistics['median']} must be below mean={mean}: use another fit")
-    sigma = _SIGMA[key](statistics)
-    return LogNormalParameters(math.log(mean) - sigma**2 / 2, sigma)
