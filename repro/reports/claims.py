@@ -95,7 +95,7 @@ class Claim(Checked):
 def load_claims(paper: str | None = None, root: Path = PAPER) -> tuple[Claim, ...]:
     """Claims of one paper, or of all."""
     papers = tuple(FOLDERS) if paper is None else (paper,)
-    return tuple(claim for name in papers for claim in read_claims(root / _folder(name) / "claims.yaml", name))
+    return tuple(claim for name in papers for claim in read_claims(root / FOLDERS[name] / "claims.yaml", name))
 
 
 def stated(paper: str, claim: str) -> float:
@@ -118,18 +118,8 @@ def load_figures(root: Path = PAPER) -> dict[str, dict[str, Any]]:
 
 def load_table(name: str, root: Path = PAPER) -> list[dict[str, TableValue]]:
     """Rows of a CSV by column, e.g. ``dllm_serve/table4.csv``."""
-    path = root / name
-    if not path.is_file():
-        known = sorted(str(file.relative_to(root)) for file in root.glob("*/*.csv"))
-        raise UserError(f"table {name!r} does not exist in {root}: use one of {', '.join(known)}")
-    with path.open(encoding="utf-8", newline="") as file:
-        header, *lines = list(csv.reader(file))
-    rows = []
-    for number, line in enumerate(lines, start=2):
-        if len(line) != len(header):
-            raise UserError(f"{path}:{number} has {len(line)} cells, its header {len(header)}: fix the row")
-        rows.append({column: _table_value(text) for column, text in zip(header, line, strict=True)})
-    return rows
+    with (root / name).open(encoding="utf-8", newline="") as file:
+        return [{column: _table_value(text) for column, text in row.items()} for row in csv.DictReader(file)]
 
 
 def read_claims(path: Path, paper: str) -> tuple[Claim, ...]:
@@ -190,12 +180,6 @@ def _table_value(text: str) -> TableValue:
             except ValueError:
                 continue
     return text
-
-
-def _folder(paper: str) -> str:
-    if paper not in FOLDERS:
-        raise UserError(f"paper={paper!r} is unknown: use one of {', '.join(FOLDERS)}")
-    return FOLDERS[paper]
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:

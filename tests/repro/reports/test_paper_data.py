@@ -129,10 +129,6 @@ def test_cells_are_numbers_text_or_nothing():
 
 
 def test_bad_input_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"paper='vllm'.*dllm-serve, ampd, laps"):
-        load_claims("vllm")
-    with pytest.raises(UserError, match=r"'dllm_serve/table9.csv'.*dllm_serve/table4.csv"):
-        load_table("dllm_serve/table9.csv")
     folder = tmp_path / "laps"
     folder.mkdir()
     text = (PAPER / "laps" / "claims.yaml").read_text(encoding="utf-8")
@@ -144,6 +140,3 @@ def test_bad_input_is_refused(tmp_path):
         (folder / "claims.yaml").write_text(text.replace(old, new), encoding="utf-8")
         with pytest.raises(UserError, match=message):
             load_claims("laps", tmp_path)
-    (folder / "t.csv").write_text("a,b\n1\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"t\.csv:2 has 1 cells"):
-        load_table("laps/t.csv", tmp_path)
