@@ -4,7 +4,7 @@ that a card accepts, and the origin of a workload's rows."""
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -73,25 +73,16 @@ def introductions(folder: Path) -> list[tuple[str, str, str]]:
     return [(name, card["title"], card["summary"]) for name, card in cards.items()]
 
 
-def parse(kind: type[Any], raw: object, location: str) -> Any:
-    """Make a dataclass from a mapping. The mapping needs every field without a default, and may have no unknown keys."""
-    accepted = {field.name: field for field in fields(kind)}
-    if not isinstance(raw, dict):
-        raise UserError(f"{location} must be a mapping with the keys {', '.join(accepted)}")
-    unknown = [str(key) for key in raw if key not in accepted]
-    require(not unknown, f"{location}: unknown key {', '.join(unknown)}: use only {', '.join(accepted)}")
-    required = (name for name, entry in accepted.items() if entry.default is entry.default_factory is MISSING)
-    missing = [name for name in required if name not in raw]
-    require(not missing, f"{location}: missing key {', '.join(missing)}")
+def parse(kind: type[Any], raw: Mapping[str, Any], location: str) -> Any:
+    """Make a dataclass from a mapping of the package's own YAML. ``location`` begins the error about a value that a field cannot have."""
     declared = get_type_hints(kind, include_extras=True)
-    values = {name: _value(declared[name], value, f"{location}: {name}") for name, value in raw.items()}
     try:
-        return kind(**values)
+        return kind(**{name: _value(declared[name], value, f"{location}: {name}") for name, value in raw.items()})
     except UserError as error:
         raise UserError(f"{location}: {error}") from error
 
 
-def _value(declared: Any, raw: object, location: str) -> Any:
+def _value(declared: Any, raw: Any, location: str) -> Any:
     """Convert a YAML value to the section, tuple or mapping that the field is declared as. We check all other values and keep them."""
     inner = get_args(declared)
     if get_origin(declared) in (Union, UnionType):
@@ -101,18 +92,11 @@ def _value(declared: Any, raw: object, location: str) -> Any:
     if is_dataclass(declared):
         return parse(declared, raw, location)  # type: ignore[arg-type]
     if get_origin(declared) is tuple:
-        if not isinstance(raw, list):
-            raise UserError(f"{location} must be a list")
         return tuple(_value(inner[0], item, f"{location}[{index}]") for index, item in enumerate(raw))
     if get_origin(declared) is Mapping:
-        if not isinstance(raw, dict):
-            raise UserError(f"{location} must be a mapping")
-        return {str(key): _value(inner[1], item, f"{location}: {key}") for key, item in raw.items()}
+        return {key: _value(inner[1], item, f"{location}: {key}") for key, item in raw.items()}
     check_value(declared, location, raw)
-    if not isinstance(raw, str):
-        return raw
-    require(bool(raw.strip()), f"{location}={raw!r} must be a text that is not empty")
-    return raw.strip()
+    return raw.strip() if isinstance(raw, str) else raw
 
 
 DATA_DIR_VARIABLE = "REPRO_DATA_DIR"

@@ -5,10 +5,8 @@ import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command import refused, repro
@@ -25,8 +23,6 @@ from repro.api import load
 from repro.prompt import read_prompt_ids
 from repro.reports.claims import read_claims
 from repro.runs.cell import Cell
-from repro.workloads.card import parse
-from repro.workloads.dataset import DatasetCard
 from repro.workloads.dataset_rows import read_prompts, read_rows
 
 DEEP = "[" * 100_000
@@ -226,21 +222,3 @@ def test_a_chat_template(name, folder, tmp_path):
     # The next one is answered all the same.
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
     assert load_chat_template(tmp_path, "llada").render([Message(role="user", content="<é>")]) == "<é>"
-
-
-# ---- our own files ------------------------------------------------------------------------------------
-
-CARD = Path(__file__).resolve().parents[2] / "datasets" / "osc.yaml"
-
-
-@settings(max_examples=150)
-@given(st.data())
-def test_values_of_a_card(data):
-    raw = yaml.safe_load(CARD.read_text(encoding="utf-8"))
-    place: Any = raw
-    name = data.draw(st.sampled_from(sorted(raw)))
-    while isinstance(place[name], dict) and place[name] and data.draw(st.booleans()):
-        place = place[name]
-        name = data.draw(st.sampled_from(sorted(place)))
-    place[name] = data.draw(values)
-    named(lambda: parse(DatasetCard, raw, "mine.yaml"), "mine.yaml")
