@@ -39,7 +39,7 @@ from repro.bench.common import Rows, parser_of, run, table
 from repro.families.dllm.deployment import DllmDeployment, sized
 from repro.families.platforms import PLATFORMS
 from repro.files import replace_text
-from repro.gpu_suite.stages import BLOCK, simulated, title_of
+from repro.gpu_suite.suite import BLOCK, simulated, title_of
 from repro.runs.cell import BASIS, Cell
 from repro.runs.experiment import prepare
 from repro.runs.family import served_per_second

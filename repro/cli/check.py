@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from repro.checks.doctor import FoundGpu
     from repro.checks.goldens import CaseResult
     from repro.checks.results import Checked
-    from repro.gpu_suite.stages import Scale
-    from repro.gpu_suite.suite import JobOutcome, Suite
+    from repro.gpu_suite.suite import JobOutcome, Scale, Suite
 
 
 def check_results(
@@ -244,7 +243,7 @@ class SuiteOptions:
             raise UserError(f"stage={self.stage[0]!r} and first: give one of them")
 
     def wanted_stages(self, stage_names: Sequence[str]) -> Sequence[str]:
-        from repro.gpu_suite import stages as plan
+        from repro.gpu_suite import suite as plan
 
         stages = [name for name in plan.FIRST if name in stage_names] if self.first else self.stage or stage_names
         if unknown := sorted(set(stages) - set(stage_names)):
@@ -264,8 +263,7 @@ class SuiteOptions:
 def gpu_suite(*, options: SuiteOptions, json: opt.Json = False) -> None:
     """Run tests, throughput, steps, figures and checks on a card, most useful first. Continues where the last call stopped."""
     start = time.monotonic()
-    from repro.gpu_suite import stages as plan
-    from repro.gpu_suite.suite import draw
+    from repro.gpu_suite import suite as plan
 
     options.check()
     card, platform = _card_and_platform(options)
@@ -278,7 +276,7 @@ def gpu_suite(*, options: SuiteOptions, json: opt.Json = False) -> None:
     for option, folder in opt.given_options(export=options.export, result_dir=root).items():
         writable_folder(option, folder)
     outcome = suite.run(options.budget, began=start)
-    figures = draw(suite, plan.figures(scale)) if "figures" in (suite.stages or ()) else []
+    figures = plan.draw(suite, plan.figures(scale)) if "figures" in (suite.stages or ()) else []
     if json:
         print_json({**asdict(outcome), "drawn": figures, "command": suite.command})
     else:
@@ -312,8 +310,7 @@ def _card_and_platform(options: SuiteOptions) -> "tuple[FoundGpu | None, str]":
 
 
 def _suite(options: SuiteOptions, scale: "Scale", platform: str, root: Path) -> "Suite":
-    from repro.gpu_suite import stages as plan
-    from repro.gpu_suite.suite import Suite, jobs_of, write_summary
+    from repro.gpu_suite import suite as plan
     from repro.gpu_suite.verdict import VERDICT, write_verdict
     from repro.runs.store import Store
 
@@ -322,14 +319,14 @@ def _suite(options: SuiteOptions, scale: "Scale", platform: str, root: Path) -> 
     shown = {*wanted, *(() if options.dry_run else plan.FIRST)}  # the summary speaks of the first stages, whichever run
 
     def write_pages(suite: "Suite") -> None:
-        write_summary(suite)
+        plan.write_summary(suite)
         try:
             write_verdict(suite)
         except Exception as error:  # an unwritten page must not cost minutes on a card: any machine can write it again
             say(f"{VERDICT} is not written ({type(error).__name__}: {error})", file=sys.stderr)
 
-    return Suite(
-        jobs=jobs_of([stage for stage in stages if stage.stage in shown], Store(LOCAL / "gpu-suite-expected")),
+    return plan.Suite(
+        jobs=plan.jobs_of([stage for stage in stages if stage.stage in shown], Store(LOCAL / "gpu-suite-expected")),
         root=root,
         platform=platform,
         command=options.command(platform, root),

@@ -21,8 +21,7 @@ from engines.errors import UserError, require
 from engines.models.shape import ModelShape
 from repro.families.platforms import DllmPart, platform
 from repro.files import SEAL, is_whole, replace_text, sealed
-from repro.gpu_suite.stages import simulated, title_of
-from repro.gpu_suite.suite import Suite, json_text
+from repro.gpu_suite.suite import Suite, json_text, simulated, title_of
 from repro.reports import predictions
 from repro.runs.cell import Cell
 from repro.runs.family import served_per_second

@@ -16,8 +16,7 @@ from repro.gpu_suite.calibration import (
     measured_card,
     timed_steps,
 )
-from repro.gpu_suite.stages import OURS, SAME_ENGINE, title_of
-from repro.gpu_suite.suite import Suite
+from repro.gpu_suite.suite import OURS, SAME_ENGINE, Suite, title_of
 from repro.reports.fitting import PROTOCOLS
 from repro.reports.predictions import medians_sentence
 from repro.runs.store import StoredRun

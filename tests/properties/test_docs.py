@@ -15,7 +15,7 @@ from support.tables import data_beside
 import repro
 from engines.data import KINDS
 from repro.families.platforms import PLATFORMS
-from repro.gpu_suite import stages
+from repro.gpu_suite import suite as stages
 from repro.paths import REPO
 from repro.reports.figures import FIGURES
 from repro.runs.system import SYSTEMS

@@ -12,8 +12,7 @@ from support.tables import data_beside
 from engines.cost.roofline import H200, Calibration, StepWork
 from engines.models.shape import LLADA_8B
 from repro.gpu_suite.calibration import TimedSteps
-from repro.gpu_suite.stages import FIRST, scale_of, stages, title_of
-from repro.gpu_suite.suite import Job, Suite
+from repro.gpu_suite.suite import FIRST, Job, Suite, scale_of, stages, title_of
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 

@@ -17,7 +17,7 @@ from engines.errors import UserError
 from engines.models.shape import MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, model_shape
 from repro.bench import silicon
 from repro.bench.silicon import ESTIMATES, MODELS, VERSION, SiliconPoint
-from repro.gpu_suite.stages import scale_of, stages, title_of
+from repro.gpu_suite.suite import scale_of, stages, title_of
 from repro.paths import RESULTS
 from repro.runs.store import parts_of
 

@@ -24,7 +24,7 @@ from support.tables import data_beside
 from engines.cost import peaks
 from repro.families.cluster import instance
 from repro.gpu_suite import checks, suite
-from repro.gpu_suite.stages import FIRST, Prediction, scale_of, stages
+from repro.gpu_suite.suite import FIRST, Prediction, scale_of, stages
 from repro.paths import REPO
 
 CASES = data_beside(__file__, "cases")

@@ -6,7 +6,7 @@ from pathlib import Path
 from support.cells import a_cell
 
 from engines.cost.roofline import Calibration, gpu
-from repro.gpu_suite.stages import PREPARATION_S, predict, simulated
+from repro.gpu_suite.suite import PREPARATION_S, predict, simulated
 from repro.runs.cell import Cell
 from repro.runs.family import served_per_second
 from repro.runs.store import SUFFIX, Store

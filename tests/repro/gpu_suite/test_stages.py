@@ -18,8 +18,18 @@ from repro.families.dllm.deployment import DllmDeployment
 from repro.families.platforms import MIB
 from repro.files import csv_text
 from repro.gpu_suite.checks import CHECK
-from repro.gpu_suite.stages import FIRST, PREPARATION_S, Planned, figures, scale_of, stages, title_of
-from repro.gpu_suite.suite import Job, Suite, jobs_of
+from repro.gpu_suite.suite import (
+    FIRST,
+    PREPARATION_S,
+    Job,
+    Planned,
+    Suite,
+    figures,
+    jobs_of,
+    scale_of,
+    stages,
+    title_of,
+)
 from repro.gpu_suite.verdict import _block_table
 from repro.runs.cell import Cell
 from repro.runs.store import Store
