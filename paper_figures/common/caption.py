@@ -8,7 +8,7 @@ from paper_figures.common.runs import Runs
 from paper_figures.common.words import plural
 from repro.families.cost import load_calibration
 from repro.families.platforms import Platform
-from repro.reports.predictions import predictions_note
+from repro.reports.fitting import predictions_note
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 from repro.workloads.dataset import load_card

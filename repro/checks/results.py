@@ -21,8 +21,7 @@ from repro.reports import claims_file
 from repro.reports.claims import Claim, Finding, judge_all, load_claims, read_claims
 from repro.reports.evidence import FigureSource, sources
 from repro.reports.figures import DLLM_SERVE, PAPERS, pictures
-from repro.reports.fitting import PROTOCOLS
-from repro.reports.predictions import read_report, report, report_path
+from repro.reports.fitting import PROTOCOLS, read_report, report, report_path
 from repro.reports.run_table import (
     Place,
     RunTable,

@@ -19,7 +19,7 @@ from repro.families.cost import load_calibration, save_calibration
 from repro.files import replace_text, writable_file, writable_folder
 from repro.reports.claims import Judged, judge_all, load_claims
 from repro.reports.figures import DLLM_SERVE
-from repro.reports.predictions import medians_sentence, report, write_report
+from repro.reports.fitting import medians_sentence, report, write_report
 
 if TYPE_CHECKING:
     from engines.cost.fit import Fit, TimedStep

@@ -22,7 +22,7 @@ from engines.models.shape import ModelShape
 from repro.families.platforms import DllmPart, platform
 from repro.files import SEAL, is_whole, replace_text, sealed
 from repro.gpu_suite.suite import Suite, json_text, simulated, title_of
-from repro.reports import predictions
+from repro.reports import fitting
 from repro.runs.cell import Cell
 from repro.runs.family import served_per_second
 from repro.runs.store import StoredRun
@@ -106,7 +106,7 @@ class Fitted:
     def report(self) -> dict[str, Any]:
         """The report, like that of a card fitted to stated numbers, but with measured numbers."""
         return {
-            "schema_version": predictions.SCHEMA_VERSION,
+            "schema_version": fitting.SCHEMA_VERSION,
             "card": self.calibration.gpu,
             "calibration": asdict(self.calibration),
             "machine": self.machine,
@@ -321,7 +321,7 @@ def read_fit(folder: Path, card: str) -> dict[str, Any]:
         calibration = Calibration.from_dict(value["calibration"])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}): run gpu-suite again") from error
-    require(version == predictions.SCHEMA_VERSION, f"{path} has schema_version={version}: run gpu-suite again")
+    require(version == fitting.SCHEMA_VERSION, f"{path} has schema_version={version}: run gpu-suite again")
     require(is_sealed, f"{path} is not as it was written: run gpu-suite again")
     machine_gpu = gpu_of_device(machine) if isinstance(machine, str) else None
     require(

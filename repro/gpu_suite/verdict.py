@@ -17,8 +17,7 @@ from repro.gpu_suite.calibration import (
     timed_steps,
 )
 from repro.gpu_suite.suite import OURS, SAME_ENGINE, Suite, title_of
-from repro.reports.fitting import PROTOCOLS
-from repro.reports.predictions import medians_sentence
+from repro.reports.fitting import PROTOCOLS, medians_sentence
 from repro.runs.store import StoredRun
 
 VERDICT = "verdict.md"

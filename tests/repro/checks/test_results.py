@@ -24,8 +24,7 @@ from repro.files import csv_text, sealed
 from repro.paths import RESULTS
 from repro.reports.claims import Finding, judge_all, load_claims
 from repro.reports.figures import BLOCK, PAPERS
-from repro.reports.fitting import PROTOCOLS
-from repro.reports.predictions import medians, report, report_path, write_report
+from repro.reports.fitting import PROTOCOLS, medians, report, report_path, write_report
 from repro.reports.run_table import read_table, tables_in
 
 CASES = data_beside(__file__, "cases")

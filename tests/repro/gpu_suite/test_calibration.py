@@ -16,7 +16,7 @@ from engines.errors import UserError
 from repro.families.cost import save_calibration
 from repro.files import SEAL, sealed
 from repro.gpu_suite.calibration import CALIBRATION, Fitted, calibrated, fit, fitted_rows, read_fit
-from repro.reports import predictions
+from repro.reports import fitting
 
 CASES = data_beside(__file__, "cases")
 
@@ -110,8 +110,8 @@ def test_what_was_fitted_on_the_card_becomes_its_calibration(fitted, monkeypatch
     value = read_fit(fitted, "h200")
     assert value["calibration"]["matmul_efficiency"] == pytest.approx(KNOWN.matmul_efficiency, rel=1e-4)
     monkeypatch.setattr("repro.paths.CALIBRATION", fitted / "stored")
-    predictions.write_report(value)
-    note = predictions.predictions_note("h200")
+    fitting.write_report(value)
+    note = fitting.predictions_note("h200")
     assert note.startswith("Predictions of h200 against numbers measured on NVIDIA H200 at commit abcdef0, median")
     assert "% over 4 steps" in note
 

@@ -8,8 +8,7 @@ import pytest
 
 from engines.errors import UserError
 from repro import paths
-from repro.reports.fitting import PROTOCOLS
-from repro.reports.predictions import medians, medians_sentence, read_report, report_path
+from repro.reports.fitting import PROTOCOLS, medians, medians_sentence, read_report, report_path
 
 NUM_REQUESTS = {"livebench": 128, "burst": 2000, "osc": 2000}
 QUEUED = 0.2
