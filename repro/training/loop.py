@@ -37,8 +37,8 @@ from engines.models.protocol import Attend
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from repro.files import replace_bytes, replace_text, writable_file, writable_folder
 from repro.training import objective
-from repro.training.canvas import canvas_batch, canvas_config, canvas_dict, canvas_loss, prepare
 from repro.training.config import TrainConfig
+from repro.training.objective import canvas_batch, canvas_config, canvas_dict, canvas_loss, prepare
 
 # -- the loop ---------------------------------------------------------------------------------------------
 

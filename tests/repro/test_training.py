@@ -19,11 +19,19 @@ from repro.checks.canvases import plain_hidden
 from repro.tasks import mini_code, mini_gsm
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import grade
-from repro.training import canvas as training_canvas
+from repro.training import objective as training_canvas
 from repro.training import loop
-from repro.training.canvas import canvas_batch, canvas_loss
 from repro.training.config import CURRICULA, Stage, TrainConfig
-from repro.training.objective import TOKENIZER_FILES, double_batch, encode_problems, make_batch, mask_batch, masked_loss
+from repro.training.objective import (
+    TOKENIZER_FILES,
+    canvas_batch,
+    canvas_loss,
+    double_batch,
+    encode_problems,
+    make_batch,
+    mask_batch,
+    masked_loss,
+)
 
 SMALL = TrainConfig(
     steps=24,
