@@ -50,7 +50,7 @@ def evaluate(task: str, model: "LM | Mapping[str, Any]", *, options: TaskOptions
 
 def main() -> None:
     """lm-eval's command line with our model and tasks registered. Bad input ends it with one sentence, like ``repro``."""
-    from repro.cli.endings import ending_of
+    from repro.cli.main import ending_of
 
     try:
         import lm_eval.tasks

@@ -9,7 +9,7 @@ import pytest
 from support.command import refused, repro
 from support.stored_runs import parts
 
-from repro.cli.endings import ending_of
+from repro.cli.main import ending_of
 from repro.runs.clean import clean_command, clean_text
 
 BENCH = ("bench", "--platform", "rtx4090", "--num-prompts", 1)

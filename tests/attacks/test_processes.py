@@ -12,8 +12,7 @@ from support.command import refused, repro
 from support.processes import ends
 
 from engines.machine import usable_cores
-from repro.cli.endings import Ending
-from repro.cli.main import _print_ending, _sigterm_as_interrupt
+from repro.cli.main import Ending, _print_ending, _sigterm_as_interrupt
 from repro.files import replace_text
 from repro.paths import REPO
 

@@ -19,8 +19,8 @@ from repro.checks.canvases import plain_hidden
 from repro.tasks import mini_code, mini_gsm
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import grade
-from repro.training import objective as training_canvas
 from repro.training import loop
+from repro.training import objective as training_canvas
 from repro.training.config import CURRICULA, Stage, TrainConfig
 from repro.training.objective import (
     TOKENIZER_FILES,

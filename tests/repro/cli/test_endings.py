@@ -12,7 +12,7 @@ from support.command import refused, repro
 from support.tables import data_beside
 
 from engines.errors import RunError, UserError
-from repro.cli.endings import ending_of
+from repro.cli.main import ending_of
 
 CASES = data_beside(__file__, "cases")
 
