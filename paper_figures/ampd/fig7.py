@@ -12,8 +12,8 @@ from paper_figures.common.panel import Axis, Layer, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import Look, system_look
 from paper_figures.common.words import number
+from repro.families.cluster.ampd import PLANNER_SYSTEM
 from repro.families.cluster.ampd_settings import PLANNING_RATE
-from repro.families.cluster.planning import PLANNER_SYSTEM
 from repro.reports.claims import Finding, load_table
 from repro.reports.figures import View
 from repro.runs.cell import Cell

@@ -15,9 +15,9 @@ from paper_figures.ampd.layout import DEFAULT, ampd_figure, seeds_text
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import said
+from repro.families.cluster.ampd import PLANNER_SYSTEM
 from repro.families.cluster.ampd_settings import PLANNING_RATE, hardware_of
 from repro.families.cluster.deployments import even_split
-from repro.families.cluster.planning import PLANNER_SYSTEM
 from repro.families.platforms import ArPart
 from repro.reports.claims import Finding, load_table
 from repro.reports.figures import View

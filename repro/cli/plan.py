@@ -239,7 +239,7 @@ class SolverOptions(Checked):
     """How many plans to show."""
 
     def __post_init__(self) -> None:
-        from repro.families.cluster.planning import MOST_PLANS
+        from repro.families.cluster.ampd import MOST_PLANS
 
         super().__post_init__()
         require(1 <= self.top <= MOST_PLANS, f"top={self.top} must be between 1 and {MOST_PLANS}")

@@ -201,7 +201,7 @@ class SystemEntry(NamedTuple):
 with Path(__file__).with_name("systems.csv").open(newline="", encoding="utf-8") as _listed:
     ENTRIES: Mapping[str, SystemEntry] = {row["name"]: SystemEntry(**row) for row in csv.DictReader(_listed)}
 """The systems by name. Listing them here is faster than importing them all."""
-_MOVED = {"repro.systems.ar.planning:AMPD_PLANNER": "repro.families.cluster.planning:AMPD_PLANNER"}
+_MOVED = {"repro.systems.ar.planning:AMPD_PLANNER": "repro.families.cluster.ampd:AMPD_PLANNER"}
 
 
 class Registry(Generic[T]):

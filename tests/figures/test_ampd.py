@@ -13,7 +13,7 @@ from paper_figures.ampd.attainment import Attainments, gains, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, FIGURE4, PAIRED_SEEDS, RATES, grid, panel_of, panels
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import said
-from repro.families.cluster.planning import PLANNER_SYSTEM
+from repro.families.cluster.ampd import PLANNER_SYSTEM
 from repro.families.platforms import platform
 from repro.reports.figures import View
 from repro.runs.cell import Cell

@@ -11,7 +11,7 @@ from support.stored_runs import calibration_of, changed, charged, run_of, stored
 from engines.dllm.memory import divide_memory
 from paper_figures.dllm_serve.layout import shape_of
 from repro.families.block.system import BLOCK
-from repro.families.cluster.planning import PLANNER_SYSTEM
+from repro.families.cluster.ampd import PLANNER_SYSTEM
 from repro.families.platforms import DllmPart, platform
 from repro.reports.claims import Finding
 from repro.reports.figures import Figure, View

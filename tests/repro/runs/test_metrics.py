@@ -8,9 +8,9 @@ from support.tables import data_beside
 
 from engines.errors import UserError
 from repro.families.block.system import BLOCK
+from repro.families.cluster.ampd import PLANNING
 from repro.families.cluster.ampd_record import AR
 from repro.families.cluster.laps_record import PREFILL
-from repro.families.cluster.planning import PLANNING
 from repro.families.dllm.record import DLLM
 from repro.families.http.record import HTTP
 from repro.families.live.system import LIVE

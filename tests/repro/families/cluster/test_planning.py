@@ -4,10 +4,9 @@ from typing import Any
 
 from support.cells import a_cell
 
-from repro.families.cluster.ampd import AMPD
+from repro.families.cluster.ampd import AMPD, PLANNER_SYSTEM, PLANNING
 from repro.families.cluster.ampd_settings import resolve
 from repro.families.cluster.deployments import best_plans
-from repro.families.cluster.planning import PLANNER_SYSTEM, PLANNING
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 
