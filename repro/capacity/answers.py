@@ -26,8 +26,8 @@ from engines.machine import delay_signals, usable_cores
 from repro.capacity.objectives import LOAD, Sample, Verdict, is_lost, verdict_of
 from repro.capacity.question import Question, Sizes
 from repro.capacity.sites import LASTING, Plan, Site
-from repro.runs.code import why_unshareable
 from repro.runs.pool import LOST, worker_processes
+from repro.runs.provenance import why_unshareable
 from repro.runs.tuning import BEAM, Choices, best_choices
 
 P = TypeVar("P")

@@ -145,7 +145,7 @@ def _machine_ending(error: BaseException) -> Ending | None:
 
 
 def _is_ours(module: str) -> bool:
-    from repro.runs.code import PACKAGES
+    from repro.runs.provenance import PACKAGES
 
     return module.partition(".")[0] in (*PACKAGES, "paper_figures")
 

@@ -1,4 +1,4 @@
-"""One cell of an experiment grid: everything that is asked of a run. The code that runs it is identified apart (repro.runs.code)."""
+"""One cell of an experiment grid: everything that is asked of a run. The code that runs it is identified apart (repro.runs.provenance)."""
 
 import hashlib
 import json

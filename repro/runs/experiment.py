@@ -15,7 +15,7 @@ from repro.runs.record import OnProgress, RunRecord
 from repro.runs.system import SYSTEMS, TUNE, Deployment, reseeded, settings_of
 
 if TYPE_CHECKING:
-    from repro.runs.code import Code
+    from repro.runs.provenance import Code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Experiment:
 
     @property
     def code(self) -> "Code":
-        from repro.runs.code import code_of, plugged_in
+        from repro.runs.provenance import code_of, plugged_in
 
         plug_ins = tuple(plugged_in(self.cell).values())
         plug_in_modules = {plug_in.partition(":")[0] for plug_in in plug_ins}
@@ -141,7 +141,7 @@ def prepare(cell: Cell, sibling: Experiment | None = None) -> Experiment:
             deployment, workload = tuned(system, requested)
         digest = hashlib.sha256(f"{workload.provenance.checksum} {deployment.basis}".encode()).hexdigest()[:12]
     except BaseException as error:
-        from repro.runs.code import fault_of
+        from repro.runs.provenance import fault_of
 
         if (fault := fault_of(cell, error)) is error:
             raise

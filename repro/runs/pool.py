@@ -24,9 +24,8 @@ from engines.errors import RunError, UserError
 from engines.knobs import Range
 from engines.machine import delay_signals, usable_cores
 from repro.runs.cell import BASIS
-from repro.runs.code import why_unshareable
 from repro.runs.experiment import Experiment
-from repro.runs.provenance import GitState, Timing, collect, utc_now
+from repro.runs.provenance import GitState, Timing, collect, utc_now, why_unshareable
 from repro.runs.record import DriveProgress, OnProgress, RunRecord
 from repro.runs.sitting import Sitting, UnitLocks
 from repro.runs.store import Packed, pack

@@ -27,7 +27,6 @@ from engines.errors import RunError, UserError, require
 from engines.machine import usable_cores
 from repro.paths import CALIBRATION, DATASETS, IS_INSTALLED, PAPER, REPO
 from repro.runs.clean import is_secret
-from repro.runs.code import PACKAGES, files_of_plug_in, is_alone
 from repro.runs.environment import is_numeric
 from repro.runs.experiment import Experiment
 from repro.runs.pool import (
@@ -41,7 +40,7 @@ from repro.runs.pool import (
     run_by_workers,
     run_here,
 )
-from repro.runs.provenance import machine_identity
+from repro.runs.provenance import PACKAGES, files_of_plug_in, is_alone, machine_identity
 from repro.runs.sitting import Sitting, UnitLocks
 from repro.runs.store import Packed
 

@@ -13,10 +13,9 @@ from engines.knobs import check_value
 from repro.files import writable_folder
 from repro.runs.cell import Cell, plain
 from repro.runs.clean import clean_command
-from repro.runs.code import fault_of, is_of_a_plug_in
 from repro.runs.experiment import Experiment
 from repro.runs.pool import Hooks, Jobs, LocalPool, OnStep, Packing, Pool
-from repro.runs.provenance import git_state
+from repro.runs.provenance import fault_of, git_state, is_of_a_plug_in
 from repro.runs.sitting import Sitting, UnitLocks, interleaved, runs_by_unit, why_incomplete
 from repro.runs.store import Packed, Store, StoredRun
 

@@ -144,7 +144,7 @@ class Deployment(Protocol):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Modules that decide the run's numbers; the modules that they import count too (repro.runs.code)."""
+        """Modules that decide the run's numbers; the modules that they import count too (repro.runs.provenance)."""
 
     @property
     def facts(self) -> Mapping[str, Any]:

@@ -33,8 +33,8 @@ from repro.families.cluster.deployments import parse_deployment
 from repro.families.live.over_dynamo import Direct, Front, OverDynamo, seen_by_client
 from repro.families.platforms import platform
 from repro.runs.cell import Cell
-from repro.runs.code import why_not_importable
 from repro.runs.family import Compute, Family, distribution, metrics_in, summary_in, window_s, without_nan
+from repro.runs.provenance import why_not_importable
 from repro.runs.record import REQUESTS, Obtained, OnProgress, RunRecord
 from repro.workloads.served import workload_knobs
 from repro.workloads.sessions import SessionWorkload, SessionWorkloadConfig, build_sessions

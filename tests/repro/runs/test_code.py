@@ -20,9 +20,9 @@ from support.tables import data_beside, edit
 
 from engines.errors import UserError
 from repro.paths import REPO
-from repro.runs import code
-from repro.runs.code import Code, code_of, files_of_plug_in, is_alone, without_comments
+from repro.runs import provenance as code
 from repro.runs.experiment import prepare
+from repro.runs.provenance import Code, code_of, files_of_plug_in, is_alone, without_comments
 
 DATA = data_beside(__file__, "code")
 
