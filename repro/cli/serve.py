@@ -144,7 +144,7 @@ def install(
 ) -> None:
     """Install a server into its own virtual environment: .venv-SERVER, here or in REPRO_SERVERS_DIR. The same command again finishes an
     interrupted install, and does nothing if all is done."""
-    from repro.families.servers import environment_of
+    from repro.families.http.system import environment_of
 
     environment = environment_of(server, device)
     if dry_run:

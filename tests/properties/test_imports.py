@@ -34,7 +34,7 @@ POLICIES = (
     *("engines.cost.roofline", "engines.server", "engines.laps", "engines.policies", "baselines.ar.sglang"),
     *("baselines.dllm.static.scheduler", "repro.runs.system"),
     *("repro.families.dllm.system", "baselines.servers", "repro.families.http"),
-    *("repro.families.servers", "repro.serving", "repro.workloads"),
+    *("repro.families.http.system", "repro.serving", "repro.workloads"),
 )
 """Plain Python over plain data: none of it, nor what it imports, loads torch."""
 

@@ -22,7 +22,7 @@ from engines.ampd.live.store import Store
 from engines.cluster.sessions import Session
 from engines.errors import RunError
 from repro.families.http.endpoint import EXTRA_HEADERS, Endpoint, require_client
-from repro.families.servers import log_folder
+from repro.families.http.system import log_folder
 from repro.runs.family import distribution
 from repro.runs.http_driver import Ask, Clock, Exchange, Reply, drive_http
 

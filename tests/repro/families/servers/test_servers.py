@@ -79,7 +79,7 @@ def llada2(tmp_path: Path) -> str:
 
 
 def test_sglang_serves_a_block_diffusion_checkpoint_to_the_same_client(pids, llada2, monkeypatch):
-    monkeypatch.setattr("repro.families.servers.machine_device", lambda: "cuda")
+    monkeypatch.setattr("repro.families.http.system.machine_device", lambda: "cuda")
     write_environment(environments_of("sglang")["cuda"])
     asked = {"dllm_algorithm": "JointThreshold", "dllm_threshold": 0.5, "dllm_edit_threshold": 0.0, "dllm_fdfo": True}
     experiment = prepare(cell("sglang", platform="h200", model=llada2, max_num_seqs=64, **asked))
@@ -190,7 +190,7 @@ def test_install_prints_its_commands():
 
 
 def test_a_gpu_that_is_not_there_is_missed_before_anything_starts(monkeypatch):
-    monkeypatch.setattr("repro.families.servers.machine_device", lambda: "cpu")
+    monkeypatch.setattr("repro.families.http.system.machine_device", lambda: "cpu")
     with pytest.raises(UserError, match="this machine has no NVIDIA driver"):
         prepare(cell("vllm", platform="h200")).deployment.check_machine()
 
