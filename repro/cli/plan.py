@@ -235,14 +235,8 @@ class SolverOptions(Checked):
     panel: ClassVar[str] = opt.ENGINE
     method: str | None = None
     """How to compute coefficients: direct, cached or closed [default: by the number of GPUs]."""
-    top: int = 3
+    top: Annotated[int, Range(1, 100)] = 3
     """How many plans to show."""
-
-    def __post_init__(self) -> None:
-        from repro.families.cluster.ampd import MOST_PLANS
-
-        super().__post_init__()
-        require(1 <= self.top <= MOST_PLANS, f"top={self.top} must be between 1 and {MOST_PLANS}")
 
 
 Plot = Annotated[

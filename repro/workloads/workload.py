@@ -426,8 +426,6 @@ def _prompts(
     """Make the ids of each prompt, with a random stream of its own. All are None without a tokenizer."""
     if encode is None:
         return [None] * len(lengths)
-    from repro.workloads.workload import prompt_ids
-
     return [
         prompt_ids(encode, style, random.Random(derive_seed(seed, "text", index)), length, ids)
         for index, (length, ids) in enumerate(zip(lengths, own_ids, strict=True))
