@@ -61,12 +61,18 @@ class DecoderMLP(GatedMLP):
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: DreamConfig | CausalConfig | BlockConfig) -> None:
+    ATTENTION = "self_attn"
+    self_attn: DecoderAttention
+    mlp: DecoderMLP
+
+    def __init__(
+        self, config: DreamConfig | CausalConfig | BlockConfig, attention: RotaryAttention, mlp: nn.Module
+    ) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.d_model, config.rms_norm_eps)
-        self.self_attn = DecoderAttention(config)
+        self.add_module(self.ATTENTION, attention)
         self.post_attention_layernorm = RMSNorm(config.d_model, config.rms_norm_eps)
-        self.mlp = DecoderMLP(config.d_model, config.mlp_hidden_size, bias=config.mlp_bias)
+        self.add_module("mlp", mlp)
 
     def forward(
         self, x: Tensor, delta: Tensor | None, cos: Tensor, sin: Tensor, layer: int, attend: Attend
@@ -74,7 +80,7 @@ class DecoderLayer(nn.Module):
         """Takes and returns the residual stream [N, d] and a delta that is still to be added to it."""
         # Two calls, so that q, k and v are freed before the MLP's activations exist.
         x, h = self.input_layernorm.of_sum(x, delta)
-        x, h = self.post_attention_layernorm.of_sum(x, self.self_attn(h, cos, sin, layer, attend))
+        x, h = self.post_attention_layernorm.of_sum(x, getattr(self, self.ATTENTION)(h, cos, sin, layer, attend))
         return x, self.mlp(h)
 
     __call__ = forward
@@ -83,14 +89,13 @@ class DecoderLayer(nn.Module):
 class DecoderModel(PackedModel[Config]):
     """A decoder. Subclasses may give the embedding another name, have other layers, and rotate only a part of each head."""
 
-    EMBED_TOKENS = "embed_tokens"
-    EMBEDDING, HEAD = f"model.{EMBED_TOKENS}.weight", "lm_head.weight"
+    EMBEDDING, LAYERS, NORM = "model.embed_tokens", "model.layers", "model.norm"
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.model = nn.ModuleDict(
             {
-                self.EMBED_TOKENS: nn.Embedding(config.vocab_size, config.d_model),
+                self.EMBEDDING.removeprefix("model."): nn.Embedding(config.vocab_size, config.d_model),
                 "layers": nn.ModuleList(self._layer(index) for index in range(config.n_layers)),
                 "norm": RMSNorm(config.d_model, config.rms_norm_eps),
             }
@@ -100,27 +105,13 @@ class DecoderModel(PackedModel[Config]):
         self._frequencies: Tensor | None = None
 
     def _layer(self, index: int) -> nn.Module:
-        return DecoderLayer(self.config)
+        config = self.config
+        mlp = DecoderMLP(config.d_model, config.mlp_hidden_size, bias=config.mlp_bias)
+        return DecoderLayer(config, DecoderAttention(config), mlp)
 
     @property
     def _rotary_dim(self) -> int:
         return self.config.head_dim
-
-    @property
-    def embedding(self) -> nn.Module:
-        return self.model[self.EMBED_TOKENS]
-
-    @property
-    def blocks(self) -> nn.ModuleList:
-        return self.model["layers"]  # type: ignore[return-value]
-
-    @property
-    def final_norm(self) -> RMSNorm:
-        return self.model["norm"]  # type: ignore[return-value]
-
-    @property
-    def head(self) -> nn.Module:
-        return self.lm_head
 
     def rotary(self, positions: Tensor) -> Rotary:
         """float32 cos, sin [N, 1, rotated dimensions]."""

@@ -169,7 +169,7 @@ class _LayerScalar(nn.Module):
 
 class GemmaModel(PackedModel[BlockConfig]):
     config: CanvasConfig
-    EMBEDDING, HEAD = "model.decoder.embed_tokens.weight", "lm_head.weight"
+    EMBEDDING, LAYERS, NORM = "model.decoder.embed_tokens", "model.decoder.layers", "model.decoder.norm"
     ignored = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
 
     def __init__(self, config: CanvasConfig) -> None:
@@ -185,26 +185,6 @@ class GemmaModel(PackedModel[BlockConfig]):
         self.model = nn.ModuleDict({"decoder": nn.ModuleDict(decoder), "encoder": nn.ModuleDict(encoder)})
         self._of_final = cast(tuple[_LayerScalar, ...], tuple(scalars))
         self._expected_embedding: Product | None = None
-
-    @property
-    def _decoder(self) -> nn.ModuleDict:
-        return cast(nn.ModuleDict, self.model["decoder"])
-
-    @property
-    def embedding(self) -> nn.Module:
-        return self._decoder["embed_tokens"]
-
-    @property
-    def blocks(self) -> nn.ModuleList:
-        return cast(nn.ModuleList, self._decoder["layers"])
-
-    @property
-    def final_norm(self) -> RMSNorm:
-        return cast(RMSNorm, self._decoder["norm"])
-
-    @property
-    def head(self) -> nn.Module:
-        raise NotImplementedError("weights are tied")
 
     @property
     def unit_weights(self) -> frozenset[str]:
@@ -227,7 +207,7 @@ class GemmaModel(PackedModel[BlockConfig]):
         x = self.embedding(ids) * torch.tensor(math.sqrt(config.d_model), dtype=self.dtype)
         is_canvas = torch.zeros(len(ids), 1, dtype=torch.bool, device=x.device)
         if canvas is not None:
-            conditioning = cast(SelfConditioning, self._decoder["self_conditioning"])
+            conditioning = cast(SelfConditioning, cast(nn.ModuleDict, self.model["decoder"])["self_conditioning"])
             x = x.index_copy(0, canvas.row, conditioning.inputs(x.index_select(0, canvas.row), canvas.soft))
             is_canvas.index_fill_(0, canvas.row, True)
         tables = [table.to(x.dtype).split([config.head_dim, config.full_head_dim], dim=-1) for table in rotary]

@@ -50,7 +50,8 @@ class LLaDABlock(RotaryAttention, GatedMLP):
 
 
 class LLaDAModelLM(PackedModel[LLaDAConfig]):
-    EMBEDDING, HEAD = "model.transformer.wte.weight", "model.transformer.ff_out.weight"
+    EMBEDDING, LAYERS = "model.transformer.wte", "model.transformer.blocks"
+    NORM, HEAD = "model.transformer.ln_f", "model.transformer.ff_out"
     rotates_in_float32 = True
 
     def __init__(self, config: LLaDAConfig) -> None:
@@ -66,26 +67,6 @@ class LLaDAModelLM(PackedModel[LLaDAConfig]):
             transformer["ff_out"] = Linear(config.d_model, config.vocab_size)
         self.model = nn.ModuleDict({"transformer": transformer})
         self._rotary: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def transformer(self) -> nn.ModuleDict:
-        return self.model["transformer"]  # type: ignore[return-value]
-
-    @property
-    def embedding(self) -> nn.Module:
-        return self.transformer["wte"]
-
-    @property
-    def blocks(self) -> nn.ModuleList:
-        return self.transformer["blocks"]  # type: ignore[return-value]
-
-    @property
-    def final_norm(self) -> RMSNorm:
-        return self.transformer["ln_f"]  # type: ignore[return-value]
-
-    @property
-    def head(self) -> nn.Module:
-        return self.transformer["ff_out"]
 
     def rotary(self, positions: Tensor) -> Rotary:
         if self._rotary is None or self._rotary[0].device != positions.device:

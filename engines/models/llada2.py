@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engines.models.block_config import BlockConfig, ExpertsConfig
-from engines.models.decoder import DecoderMLP, DecoderModel
+from engines.models.decoder import DecoderLayer, DecoderMLP, DecoderModel
 from engines.models.layers import Linear, RMSNorm, RotaryAttention, one_tensor, rotate_halves
 from engines.models.protocol import Attend
 
@@ -187,37 +187,19 @@ class LLaDA2Attention(RotaryAttention):
     __call__ = forward
 
 
-class LLaDA2Layer(nn.Module):
-    def __init__(self, config: BlockConfig, layer: int) -> None:
-        super().__init__()
-        assert config.experts is not None
-        self.input_layernorm = RMSNorm(config.d_model, config.rms_norm_eps)
-        self.attention = LLaDA2Attention(config)
-        self.post_attention_layernorm = RMSNorm(config.d_model, config.rms_norm_eps)
-        is_dense = layer < config.experts.dense_layers
-        self.mlp = (
-            DecoderMLP(config.d_model, config.mlp_hidden_size)
-            if is_dense
-            else MixtureMLP(config.d_model, config.experts)
-        )
-
-    def forward(
-        self, x: Tensor, delta: Tensor | None, cos: Tensor, sin: Tensor, layer: int, attend: Attend
-    ) -> tuple[Tensor, Tensor]:
-        """Takes and returns the residual stream [N, d] and a delta that is still to be added to it."""
-        x, h = self.input_layernorm.of_sum(x, delta)
-        x, h = self.post_attention_layernorm.of_sum(x, self.attention(h, cos, sin, layer, attend))
-        return x, self.mlp(h)
-
-    __call__ = forward
+class LLaDA2Layer(DecoderLayer):
+    ATTENTION = "attention"
 
 
 class LLaDA2Model(DecoderModel[BlockConfig]):
-    EMBED_TOKENS = "word_embeddings"
-    EMBEDDING = f"model.{EMBED_TOKENS}.weight"
+    EMBEDDING = "model.word_embeddings"
 
     def _layer(self, index: int) -> LLaDA2Layer:
-        return LLaDA2Layer(self.config, index)
+        config, width = self.config, self.config.d_model
+        assert config.experts is not None
+        is_dense = index < config.experts.dense_layers
+        mlp = DecoderMLP(width, config.mlp_hidden_size) if is_dense else MixtureMLP(width, config.experts)
+        return LLaDA2Layer(config, LLaDA2Attention(config), mlp)
 
     @property
     def _rotary_dim(self) -> int:

@@ -7,7 +7,7 @@ once, never twice.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,21 +125,14 @@ def _check(
 
 
 def load_weights(
-    network: PackedModel[Any],
-    directory: Path,
-    *,
-    repeated: dict[str, str],
-    dtype: torch.dtype,
-    device: str,
-    parts: Mapping[str, Slice],
-    in_float32: Collection[str] = (),
+    network: PackedModel[Any], directory: Path, dtype: torch.dtype, device: str, parts: Mapping[str, Slice]
 ) -> None:
     """Fill ``network``, built on the meta device, with the tensors of ``directory``.
 
-    ``repeated`` maps a redundant name that the checkpoint may hold to the tensor it must equal (tied weights). ``parts`` says
-    of which tensors ``network`` holds only a part; we do not read the rest. ``in_float32`` names tensors that stay in float32
-    and must be finite. Nothing else would reveal that they are broken, because routers choose among NaN too.
+    ``parts`` says of which tensors ``network`` holds only a part; we do not read the rest. Weights that stay in float32 must be
+    finite. Nothing else would reveal that they are broken, because routers choose among NaN too.
     """
+    repeated, in_float32 = network.tied_weights, network.float32_weights
     tensors = stored_tensors(directory)
     stored = {name: tensor for name, tensor in tensors.items() if not name.startswith(network.ignored)}
     _check(network, stored, repeated, parts, directory)
@@ -266,14 +259,9 @@ def load_model(
     check_weights(weights)
     check_device(device)
     check_quantization(quantization, dtype, device)
-    if weights == "random":
-        network = build_model(config_of(model))
-        _draw(network, dtype, device, seed, {} if divide is None else divide(network))
-        return _prepare(network, quantization, keeps_weights)
-    _check_stored(model, is_shape=model in PUBLISHED_CONFIGS)
-    directory = checkpoint_dir(model)
-    network = build_model(read_config(directory))
-    _read(network, directory, dtype, device, {} if divide is None else divide(network))
+    directory = None if weights == "random" else _stored_dir(model, model in PUBLISHED_CONFIGS)
+    network = build_model(config_of(model) if directory is None else read_config(directory))
+    _fill(network, directory, dtype, device, seed, {} if divide is None else divide(network))
     return _prepare(network, quantization, keeps_weights)
 
 
@@ -292,12 +280,12 @@ def load_causal(
     check_device(device)
     check_quantization(quantization, dtype, device)
     if weights == "random":
-        network = build_causal(causal_config(model) if isinstance(model, str) else model)
-        _draw(network, dtype, device, seed, {})
-        return _prepare(network, quantization, keeps_weights)
-    directory = _stored_dir(model, CAUSAL_SHAPES)
-    network = build_causal(read_causal_config(directory))
-    _read(network, directory, dtype, device, {})
+        directory, config = None, causal_config(model) if isinstance(model, str) else model
+    else:
+        directory = _stored_dir(model, not isinstance(model, str) or model.lower() in CAUSAL_SHAPES)
+        config = read_causal_config(directory)
+    network = build_causal(config)
+    _fill(network, directory, dtype, device, seed, {})
     return _prepare(network, quantization, keeps_weights)
 
 
@@ -314,18 +302,15 @@ def load_block(
     """Like ``load_model``, for a block-diffusion model; with random weights ``model`` may be a name of BLOCK_SHAPES, or a config."""
     check_weights(weights)
     check_device(device)
-    directory = None if weights == "random" else _stored_dir(model, BLOCK_SHAPES)
-    if directory is not None:
-        config = read_block_config(directory)
+    if weights == "random":
+        directory, config = None, block_config(model) if isinstance(model, str) else model
     else:
-        config = block_config(model) if isinstance(model, str) else model
+        directory = _stored_dir(model, not isinstance(model, str) or model.lower() in BLOCK_SHAPES)
+        config = read_block_config(directory)
     _check_experts(config, dtype)
     network = build_block(config)
     check_quantization(quantization, dtype, device, has_experts=config.experts is not None)
-    if directory is None:
-        _draw(network, dtype, device, seed, {})
-    else:
-        _read(network, directory, dtype, device, {})
+    _fill(network, directory, dtype, device, seed, {})
     return _prepare(network, quantization, keeps_weights)
 
 
@@ -359,31 +344,26 @@ def build_causal(config: CausalConfig) -> CausalModel:
         return CausalModel(config)
 
 
-def _stored_dir(model: object, shapes: Collection[str]) -> Path:
+def _stored_dir(model: object, is_shape: bool) -> Path:
     """Return a model's directory. Raises UserError for a config or the name of a shape, which have no weights."""
-    name = model if isinstance(model, str) else None
-    _check_stored(model, is_shape=name is None or name.lower() in shapes)
-    assert name is not None
-    return checkpoint_dir(name)
-
-
-def _check_stored(model: object, *, is_shape: bool) -> None:
     if is_shape:
         raise UserError(f"model={model!r} is a shape without weights: add --weights random, or give a checkpoint")
+    return checkpoint_dir(str(model))
 
 
-def _read(
-    network: PackedModel[Any], directory: Path, dtype: torch.dtype, device: str, parts: Mapping[str, Slice]
+def _fill(
+    network: PackedModel[Any],
+    directory: Path | None,
+    dtype: torch.dtype,
+    device: str,
+    seed: int,
+    parts: Mapping[str, Slice],
 ) -> None:
-    load_weights(
-        network,
-        directory,
-        repeated=network.tied_weights,
-        dtype=dtype,
-        device=device,
-        parts=parts,
-        in_float32=network.float32_weights,
-    )
+    """Read the weights of a directory, or draw them if there is none."""
+    if directory is None:
+        _draw(network, dtype, device, seed, parts)
+    else:
+        load_weights(network, directory, dtype, device, parts)
 
 
 def _draw(network: PackedModel[Any], dtype: torch.dtype, device: str, seed: int, parts: Mapping[str, Slice]) -> None:

@@ -7,6 +7,8 @@ concatenation.
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import cache
+from operator import attrgetter
 from typing import ClassVar, Generic, TypeVar, cast
 
 import torch
@@ -22,6 +24,7 @@ from engines.models.qwen2_config import CausalConfig
 from engines.runtime.rows import MIN_ROWS
 
 Config = TypeVar("Config", bound=ModelConfig | CausalConfig | BlockConfig)
+_getter = cache(attrgetter)
 
 
 class PackedModel(nn.Module, Generic[Config]):
@@ -31,8 +34,11 @@ class PackedModel(nn.Module, Generic[Config]):
     """
 
     EMBEDDING: ClassVar[str]
-    """Name of the embedding's weight in the state dict; ``HEAD`` is that of the output head."""
-    HEAD: ClassVar[str]
+    """Path of the embedding, whose weight is ``EMBEDDING.weight`` in the state dict; likewise for the other parts."""
+    LAYERS: ClassVar[str]
+    NORM: ClassVar[str]
+    HEAD: ClassVar[str] = "lm_head"
+    """Path of the output head of a model whose weights are not tied."""
     ignored: ClassVar[tuple[str, ...]] = ()
     """Prefixes of the names of a checkpoint's tensors that we do not use."""
     rotates_in_float32: ClassVar[bool] = False
@@ -49,21 +55,20 @@ class PackedModel(nn.Module, Generic[Config]):
         """With at least so many rows, a row's numbers do not depend on the other rows."""
 
     @property
-    @abstractmethod
-    def embedding(self) -> nn.Module: ...
+    def embedding(self) -> nn.Module:
+        return _getter(self.EMBEDDING)(self)
 
     @property
-    @abstractmethod
-    def blocks(self) -> nn.ModuleList: ...
+    def blocks(self) -> nn.ModuleList:
+        return _getter(self.LAYERS)(self)
 
     @property
-    @abstractmethod
-    def final_norm(self) -> RMSNorm: ...
+    def final_norm(self) -> RMSNorm:
+        return _getter(self.NORM)(self)
 
     @property
-    @abstractmethod
     def head(self) -> nn.Module:
-        """The output head of a model whose weights are not tied."""
+        return _getter(self.HEAD)(self)
 
     @abstractmethod
     def rotary(self, positions: Tensor) -> Rotary:
@@ -72,7 +77,7 @@ class PackedModel(nn.Module, Generic[Config]):
     @property
     def tied_weights(self) -> dict[str, str]:
         """Names that a checkpoint may store again -> the tensor that they share."""
-        return {self.HEAD: self.EMBEDDING} if self.config.weight_tying else {}
+        return {f"{self.HEAD}.weight": f"{self.EMBEDDING}.weight"} if self.config.weight_tying else {}
 
     @property
     def float32_weights(self) -> frozenset[str]:

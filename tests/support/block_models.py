@@ -108,7 +108,7 @@ def plain_logits(model: PackedModel[BlockConfig], ids: list[int], block: int) ->
     position = torch.arange(n)
     seen = (position // block)[None] <= (position // block)[:, None]
     is_llada2 = c.family == "llada2"
-    x = w[model.EMBEDDING][torch.tensor(ids)]
+    x = w[f"{model.EMBEDDING}.weight"][torch.tensor(ids)]
     for layer in range(c.n_layers):
         at = f"model.layers.{layer}"
         h = plain_norm(x, w[f"{at}.input_layernorm.weight"], c.rms_norm_eps)

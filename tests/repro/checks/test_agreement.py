@@ -34,7 +34,7 @@ def test_one_other_token_is_one_position_less():
     with torch.inference_mode():
         chosen = [_masked_logits(exact, request).argmax(dim=-1) for request in batch]
     token = int(chosen[0][0])
-    head = other.transformer["ff_out"].weight if not other.config.weight_tying else other.transformer["wte"].weight
+    head = other.head.weight if not other.config.weight_tying else other.embedding.weight
     unused = next(i for i in range(GQA.vocab) if all(i not in row.tolist() for row in chosen))
     with torch.no_grad():
         head[[token, unused]] = head[[unused, token]]
