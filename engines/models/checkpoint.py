@@ -33,9 +33,6 @@ _MOST_TEXT_BYTES = 1 << 28
 
 _TEXT_FILES = ("*.json", "*.jinja", "merges.txt")
 
-_MODEL_TYPES = ("llada", "Dream")
-"""Values of ``model_type`` that ``read_config`` accepts, spelt as published."""
-
 # Configs, and what a tokenizer or a chat template may be stored in; no code.
 _HUB_FILES = ["*.json", "merges.txt", "*.jinja"]
 
@@ -132,7 +129,7 @@ def read_config(directory: Path) -> LLaDAConfig | DreamConfig:
         generation = directory / "generation_config.json"
         return DreamConfig.from_dict(raw, read_json(generation) if generation.is_file() else None)
     raise UserError(
-        f"{directory / 'config.json'} has model_type={model_type!r}: give a checkpoint of type {' or '.join(_MODEL_TYPES)}"
+        f"{directory / 'config.json'} has model_type={model_type!r}: give a checkpoint of type llada or Dream"
     )
 
 

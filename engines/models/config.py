@@ -311,8 +311,6 @@ class LLaDAConfig(ModelConfig):
     @staticmethod
     def from_dict(raw: Mapping[str, Any]) -> "LLaDAConfig":
         """Build from a parsed ``config.json``; unknown keys are ignored, unsupported values refused."""
-        if raw.get("model_type") != "llada":
-            raise UserError(f"model_type {raw.get('model_type')!r} is not 'llada': give a LLaDA checkpoint")
         require_fields(raw, _LLADA_REQUIRED)
         refuse_unsupported(raw, IMPLEMENTED["llada"])
         names = {name: name for name in (*_LLADA_NUMBERS, "n_kv_heads", "mlp_hidden_size")}
@@ -365,8 +363,6 @@ class DreamConfig(ModelConfig):
         Special tokens missing from the first (or null there) are looked up in the second. Unknown
         keys are ignored, unsupported values refused.
         """
-        if raw.get("model_type") != "Dream":
-            raise UserError(f"model_type {raw.get('model_type')!r} is not 'Dream': give a Dream checkpoint")
         require_fields(
             raw, (name for name in _DREAM_REQUIRED if name != "rope_theta" or not raw.get("rope_parameters"))
         )

@@ -97,7 +97,7 @@ def shape_named(model: str) -> ModelShape:
     except (OSError, ValueError):  # a name too long, or no name
         is_folder = False
     if is_folder and model.lower() not in {shape.name.lower() for shape in CATALOGUE}:
-        from engines.models.config_shape import read_shape
+        from engines.models.qwen2_config import read_shape
 
         return read_shape(Path(model))
     require("/" not in model, f"model={model!r} is no folder: give one with a config.json, or a model by its name")

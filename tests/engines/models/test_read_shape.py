@@ -8,7 +8,7 @@ import pytest
 from support.refusals import refuses
 from support.tables import data_beside
 
-from engines.models.config_shape import read_shape
+from engines.models.qwen2_config import read_shape
 from engines.models.shape import CATALOGUE, ReadShape
 
 DATA = data_beside(__file__, "hub_configs")
