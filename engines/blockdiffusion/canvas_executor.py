@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.attention import attention_backend
+from engines.attention.registry import attention_backend
 from engines.blockdiffusion.executor import BlockStepRows, GatheredAttention, TorchBlockExecutor, equal_parts, step_rows
 from engines.blockdiffusion.rules import EntropyBudget
 from engines.blockdiffusion.sequence import BlockStepPlan, Denoised, Outcome

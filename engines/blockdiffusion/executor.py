@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.attention import Spans, VarlenAttention, attention_backend
+from engines.attention.backends import Spans, VarlenAttention
+from engines.attention.registry import attention_backend
 from engines.blockdiffusion.sequence import BlockStepPlan, Denoised, Outcome, SharedTables, Work
 from engines.dllm.denoise import Reduced, Reduction, Sampling, concat
 from engines.errors import require

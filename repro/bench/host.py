@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engines.attention import Spans
+from engines.attention.backends import Spans
 from engines.dllm.config import DelayedCache, EngineConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor

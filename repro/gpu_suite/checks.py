@@ -86,7 +86,7 @@ def _masked_logits(model: "DiffusionModel", request: Request) -> "Tensor":
 
 def _attend(layer: int, q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
     """Every row attends to every row."""
-    from engines.attention import sdpa
+    from engines.attention.backends import sdpa
 
     return sdpa(q[None], k[None], v[None])[0]
 

@@ -14,19 +14,9 @@ from hypothesis import strategies as st
 from support.attention_cases import CASES, FILL, Case, difference, flash_attn_varlen_forward
 from torch import Tensor
 
-from engines.attention import (
-    BACKENDS,
-    HostVarlen,
-    Sdpa,
-    SpanMetadata,
-    Spans,
-    attention_backend,
-    availability,
-    registry,
-    sdpa,
-)
-from engines.attention import varlen_attention as run_by_run
-from engines.attention.backends import SdpaPadded, VarlenAttention
+from engines.attention import registry
+from engines.attention.backends import HostVarlen, Sdpa, SdpaPadded, SpanMetadata, Spans, VarlenAttention, sdpa
+from engines.attention.backends import varlen_attention as run_by_run
 from engines.attention.flash import (
     AtenVarlenKernel,
     FlashAttnKernel,
@@ -36,7 +26,7 @@ from engines.attention.flash import (
     parameters_of,
     torch_varlen_kernels,
 )
-from engines.attention.registry import Example, probe
+from engines.attention.registry import BACKENDS, Example, attention_backend, availability, probe
 from engines.errors import UserError
 from engines.kernels import host
 from engines.kernels import probe as kernel_probe

@@ -8,8 +8,9 @@ import torch
 from support.attention_cases import CASES, FILL, Case, difference
 from support.on_card import no_waiting
 
-from engines.attention import BACKENDS, SpanMetadata, Spans, VarlenAttention, attention_backend, availability
+from engines.attention.backends import SpanMetadata, Spans, VarlenAttention
 from engines.attention.flash import FlashVarlen
+from engines.attention.registry import BACKENDS, attention_backend, availability
 
 pytestmark = pytest.mark.gpu
 

@@ -16,7 +16,7 @@ from support.tiny_models import GQA, MHA, MQA, TinyModel, network, request_on
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines import kernels
-from engines.attention import availability
+from engines.attention.registry import availability
 from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.denoise import Reduced
 from engines.dllm.engine import Engine

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.attention import Spans, VarlenAttention
+from engines.attention.backends import Spans, VarlenAttention
 
 FILL = -3.0
 """What rows of ``out`` hold that no sequence owns."""

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baselines.dllm.dllm_cache.schedule import BatchClock, CacheStep, FeatureCacheConfig
-from engines.attention import HostVarlen, VarlenAttention, sdpa
+from engines.attention.backends import HostVarlen, VarlenAttention, sdpa
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import Forwarded, Guidance, StepLayout
 from engines.dllm.plan import PlanItem, StepPlan

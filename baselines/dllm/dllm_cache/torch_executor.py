@@ -11,7 +11,7 @@ from torch import Tensor
 from baselines.dllm.dllm_cache.forward import FeatureForward, Residual
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig, refuse_unsupported
 from baselines.dllm.static.executor import MonolithicHead, Project, Reduce
-from engines.attention import batch_attention
+from engines.attention.registry import batch_attention
 from engines.dllm.config import EngineConfig
 from engines.dllm.denoise import Reduced, Reduction, Sampling, reduce_in_parts
 from engines.dllm.executor.compose import Shared

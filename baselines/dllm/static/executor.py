@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.attention import HostVarlen, VarlenAttention, batch_attention
+from engines.attention.backends import HostVarlen, VarlenAttention
+from engines.attention.registry import batch_attention
 from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig
 from engines.dllm.denoise import Reduced, Reduction, Sampling, reduce_in_parts
 from engines.dllm.engine import Engine

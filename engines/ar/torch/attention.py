@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from engines.ar.torch.rows import CausalRows, Members
-from engines.attention import sdpa
+from engines.attention.backends import sdpa
 from engines.attention.flash import KernelSpans, TorchVarlenKernel, flash_attn_kernels, torch_varlen_kernels
 from engines.attention.registry import TOLERANCE
 from engines.models.protocol import Attend

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import profile
 
-from engines.attention import Run, Spans, VarlenAttention, varlen_attention
+from engines.attention.backends import Run, Spans, VarlenAttention, varlen_attention
 from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig, NoCache
 from engines.dllm.denoise import reduce_in_chunks
 from engines.dllm.engine import Engine

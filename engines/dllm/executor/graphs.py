@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.attention import SpanMetadata, Spans, VarlenAttention
+from engines.attention.backends import SpanMetadata, Spans, VarlenAttention
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import (
     EagerRows,

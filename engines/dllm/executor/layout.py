@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.attention import Run, SpanMetadata, Spans
+from engines.attention.backends import Run, SpanMetadata, Spans
 from engines.dllm.config import SparsityConfig
 from engines.dllm.executor.graphs import StepGraphs
 from engines.dllm.executor.output import first_places

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.attention import Run
+from engines.attention.backends import Run
 from engines.dllm.executor.step import AttendFactory, StepRows
 from engines.dllm.plan import PlanItem
 from engines.dllm.rows import array_of

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engines.attention import Run, Spans
+from engines.attention.backends import Run, Spans
 from engines.dllm.config import EngineConfig, Phase, SparsityConfig
 from engines.dllm.denoise import Reduced, Sampling
 from engines.dllm.plan import Chosen, PlanItem, StepPlan

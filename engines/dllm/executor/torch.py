@@ -18,8 +18,9 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
-from engines.attention import VarlenAttention, attention_backend, availability
+from engines.attention.backends import VarlenAttention
 from engines.attention.flash import FlashVarlen
+from engines.attention.registry import attention_backend, availability
 from engines.dllm.config import EngineConfig, Phase, SparsityConfig
 from engines.dllm.denoise import FusedReduction, Reduction, VocabularyReduction, vocabulary_reduction
 from engines.dllm.executor.graphs import StepGraphs, mixed_keys, reuse_keys

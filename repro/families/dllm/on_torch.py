@@ -12,7 +12,7 @@ import torch
 from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.executor import static_batch_bytes
 from baselines.dllm.static.scheduler import FoundBatch, base_bytes, largest_batch
-from engines.attention import attention_backend
+from engines.attention.registry import attention_backend
 from engines.cost.peaks import datasheet_gpu, measured_gpu
 from engines.cost.roofline import Gpu, Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig

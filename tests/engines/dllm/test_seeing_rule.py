@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.engine_runs import OnDoubt, Recorder, run_together
 
-from engines.attention import varlen_attention
+from engines.attention.backends import varlen_attention
 from engines.dllm.config import (
     DecodeConfig,
     DelayedCache,

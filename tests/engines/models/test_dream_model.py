@@ -9,7 +9,7 @@ from support.checkpoints import DREAM, dream_weights
 from support.reference_decoder import logits
 from torch import Tensor
 
-from engines.attention import varlen_attention
+from engines.attention.backends import varlen_attention
 from engines.models.config import DREAM_7B, DreamConfig
 from engines.models.decoder import DreamModel
 from engines.models.layers import rotate_halves

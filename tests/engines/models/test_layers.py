@@ -8,7 +8,7 @@ import torch
 from support.tiny_models import DREAM, GQA, MHA, any_network
 from torch import Tensor, nn
 
-from engines.attention import Sdpa, Spans
+from engines.attention.backends import Sdpa, Spans
 from engines.kernels.rowwise import rms_norm_reference, rotate_reference, swiglu_reference
 from engines.models.layers import FusedOps, Linear, Products, RMSNorm, fuse
 from engines.models.protocol import DiffusionModel

@@ -6,8 +6,7 @@ import pytest
 import torch
 from support.tiny_models import GQA, network
 
-from engines.attention import HostVarlen, Sdpa
-from engines.attention.backends import SdpaPadded
+from engines.attention.backends import HostVarlen, Sdpa, SdpaPadded
 from engines.dllm.config import DecodeConfig, EngineConfig, SparsityConfig
 from engines.dllm.denoise import FusedReduction, Reduction
 from engines.dllm.executor.step import TorchSelectAndPack, TritonSelectAndPack

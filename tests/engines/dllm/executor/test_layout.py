@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from support.step_cases import Resident, Step, step_of
 from support.tiny_models import GQA, network
 
-from engines.attention import Sdpa, VarlenAttention, sdpa
-from engines.attention.backends import SdpaPadded
+from engines.attention.backends import Sdpa, SdpaPadded, VarlenAttention, sdpa
 from engines.dllm.config import EngineConfig, Phase, SparsityConfig
 from engines.dllm.executor.compose import PackedAttend
 from engines.dllm.executor.layout import Layouts, PackedLayout
