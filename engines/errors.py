@@ -36,6 +36,10 @@ def require(ok: bool, message: str) -> None:
         raise UserError(message)
 
 
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a lack of memory is among the error's causes: a library may wrap it, or fail later at what an import left half made."""
     seen: set[int] = set()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engines.attention.backends import HostVarlen, Sdpa, SdpaPadded, Spans, VarlenAttention
 from engines.attention.flash import FlashVarlen, VarlenKernel, flash_attn_kernels, torch_varlen_kernels
-from engines.errors import UserError
+from engines.errors import UserError, first_line
 from engines.kernels.probe import HostKernels
 
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4}
@@ -69,8 +69,7 @@ class Example(NamedTuple):
                 return "it writes outside its output"
             outputs = [out[:num_rows].float().cpu() for out in (*outputs, output)]
         except Exception as error:
-            message = (str(error).strip() or "no message").splitlines()[0]
-            return f"{type(error).__name__}: {message}"
+            return f"{type(error).__name__}: {first_line(error)}"
         if any(out.isnan().any() for out in outputs):
             return "it reads keys outside the runs"
         difference = max((out - self.expected).abs().max().item() for out in outputs)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from ctypes import c_bool, c_float, c_long
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,21 +18,18 @@ from engines.compiled import Library, Pointer, load_library
 from engines.models.layers import rotate_halves
 from engines.runtime.device import store_by_index
 
-DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.float32: "float32", torch.bfloat16: "bfloat16"})
-
+DTYPES: Mapping[torch.dtype, str] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 _P, _N, _F, _B = Pointer, c_long, c_float, c_bool
-_ARGUMENTS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {
-        "rms_norm": (_P, _P, _P, _P, _N, _N, _F, _N),
-        "rotate": (_P, _P, _P, _P, _N, _N, _N, _N, _N, _N, _B, _N),
-        "swiglu": (_P, _P, _P, _N, _N, _N, _N, _N),
-        "store": (_P, _P, _P, _P, _P, _N, _N, _N, _N),
-        "decode": (_P, _P, _P, _P, _P, _P, _P, _N, _N, _N, _N, _N, _N, _N, _N),
-        "attend": (_P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _N, _N, _N, _N, _N, _N, _N, _N),
-        "spans": (_P, _P, _P, _P, _P, _P, _P, _P, _P, _N, _N, _N, _N, _N, _N, _N, _N, _N),
-    }
-)
+_ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
+    "rms_norm": (_P, _P, _P, _P, _N, _N, _F, _N),
+    "rotate": (_P, _P, _P, _P, _N, _N, _N, _N, _N, _N, _B, _N),
+    "swiglu": (_P, _P, _P, _N, _N, _N, _N, _N),
+    "store": (_P, _P, _P, _P, _P, _N, _N, _N, _N),
+    "decode": (*[_P] * 7, *[_N] * 8),
+    "attend": (*[_P] * 10, *[_N] * 8),
+    "spans": (*[_P] * 9, *[_N] * 9),
+}
 MOST_WIDTH = 256
 """The widest head that the kernels take."""
 
@@ -166,9 +162,9 @@ def attend_runs_reference(q: Tensor, k: Tensor, v: Tensor, runs: Runs, out: Tens
     group = q.shape[1] // k.shape[1]
     num_keys = runs.k_len if runs.seen is None else runs.seen
     for start, end, first, keys in torch.stack((runs.q_start, runs.q_end, runs.k_start, num_keys), dim=1).tolist():
-        own_k, own_v = (x[first : first + keys].float().repeat_interleave(group, dim=1) for x in (k, v))
-        shares = torch.softmax(torch.einsum("qhd,lhd->hql", q[start:end].float(), own_k) * q.shape[2] ** -0.5, dim=-1)
-        out[start:end] = torch.einsum("hql,lhd->qhd", shares, own_v).to(q.dtype)
+        keys_k, keys_v = (x[first : first + keys].float().repeat_interleave(group, dim=1) for x in (k, v))
+        shares = torch.softmax(torch.einsum("qhd,lhd->hql", q[start:end].float(), keys_k) * q.shape[2] ** -0.5, dim=-1)
+        out[start:end] = torch.einsum("hql,lhd->qhd", shares, keys_v).to(q.dtype)
     return out
 
 

@@ -124,8 +124,3 @@ def store(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: Tensor) ->
             TILE=tile,
             num_warps=4,
         )
-
-
-def store_reference(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
-    pool_k.index_copy_(0, rows, k)
-    pool_v.index_copy_(0, rows, v)

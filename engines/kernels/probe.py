@@ -6,12 +6,13 @@ Each is tried on a small fixed example before it serves: a compiler's mistake co
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engines.compiled import CompilerError, load_library
+from engines.errors import first_line
 from engines.kernels import available, host
 from engines.kernels.confidence import (
     Partial,
@@ -22,7 +23,7 @@ from engines.kernels.confidence import (
     partial,
     partial_reference,
 )
-from engines.kernels.pack import Building, pack, pack_reference, store, store_reference
+from engines.kernels.pack import Building, pack, pack_reference, store
 from engines.kernels.rowwise import rms_norm, rms_norm_reference, rotate, rotate_reference, swiglu, swiglu_reference
 from engines.kernels.scores import scores, scores_reference
 from engines.models.layers import FusedOps
@@ -69,7 +70,8 @@ class Examples:
     def decided(self, run: Callable[..., _Outputs]) -> _Outputs:
         return run(self.logits, 17)
 
-    def divided(self, part: Callable[..., Partial], join: Callable[[Partial], _Outputs]) -> _Outputs:
+    def divided(self, run: tuple[Callable[..., Partial], Callable[[Partial], _Outputs]]) -> _Outputs:
+        part, join = run
         halves = [part(self.logits[:, :2500], 17, 0), part(self.logits[:, 2500:], 17, 2500)]
         return join(Partial(*(torch.stack(fields) for fields in zip(*halves, strict=True))))
 
@@ -118,40 +120,35 @@ class Examples:
         return slots, lengths, table, 16
 
 
-_PAIRS: Mapping[str, tuple[Callable[[Examples], _Outputs], Callable[[Examples], _Outputs]]] = MappingProxyType(
-    {
-        "pack": (lambda e: e.packed(pack), lambda e: e.packed(pack_reference)),
-        "scores": (lambda e: e.scored(scores), lambda e: e.scored(scores_reference)),
-        "confidence": (lambda e: e.decided(confidence), lambda e: e.decided(confidence_reference)),
-        "partial": (lambda e: e.divided(partial, combine), lambda e: e.divided(partial_reference, combine_reference)),
-        "rms_norm": (lambda e: e.normalized(rms_norm), lambda e: e.normalized(rms_norm_reference)),
-        "rotate": (lambda e: e.rotated(rotate), lambda e: e.rotated(rotate_reference)),
-        "store": (lambda e: e.stored(store), lambda e: e.stored(store_reference)),
-        "swiglu": (lambda e: e.gated(swiglu), lambda e: e.gated(swiglu_reference)),
-    }
-)
-_KERNELS = tuple(_PAIRS)
-_HOST_PAIRS: Mapping[str, tuple[Callable[[Examples], _Outputs], Callable[[Examples], _Outputs]]] = MappingProxyType(
-    {
-        "rms_norm": (lambda e: e.normalized(host.rms_norm), lambda e: e.normalized(rms_norm_reference)),
-        "rotate": (lambda e: e.rotated(host.rotate), lambda e: e.rotated(rotate_reference)),
-        "store": (lambda e: e.stored(host.store), lambda e: e.stored(store_reference)),
-        "swiglu": (lambda e: e.gated(host.swiglu), lambda e: e.gated(swiglu_reference)),
-        "decode": (lambda e: e.decoded(host.decode), lambda e: e.decoded(host.decode_reference)),
-        "attend": (lambda e: e.attended(host.attend), lambda e: e.attended(host.attend_reference)),
-        "runs": (lambda e: e.spanned(host.attend_runs), lambda e: e.spanned(host.attend_runs_reference)),
-    }
-)
+_Case = tuple[Callable[..., _Outputs], Any, Any]
+"""A method of ``Examples``, with the kernel that it tries, and the kernel's reference."""
+_CASES: Mapping[str, _Case] = {
+    "pack": (Examples.packed, pack, pack_reference),
+    "scores": (Examples.scored, scores, scores_reference),
+    "confidence": (Examples.decided, confidence, confidence_reference),
+    "partial": (Examples.divided, (partial, combine), (partial_reference, combine_reference)),
+    "rms_norm": (Examples.normalized, rms_norm, rms_norm_reference),
+    "rotate": (Examples.rotated, rotate, rotate_reference),
+    "store": (Examples.stored, store, store_by_index),
+    "swiglu": (Examples.gated, swiglu, swiglu_reference),
+}
+_HOST_CASES: Mapping[str, _Case] = {
+    "rms_norm": (Examples.normalized, host.rms_norm, rms_norm_reference),
+    "rotate": (Examples.rotated, host.rotate, rotate_reference),
+    "store": (Examples.stored, host.store, store_by_index),
+    "swiglu": (Examples.gated, host.swiglu, swiglu_reference),
+    "decode": (Examples.decoded, host.decode, host.decode_reference),
+    "attend": (Examples.attended, host.attend, host.attend_reference),
+    "runs": (Examples.spanned, host.attend_runs, host.attend_runs_reference),
+}
 
 
 @lru_cache(maxsize=16)
 def faults(device: torch.device, dtype: torch.dtype) -> Mapping[str, str]:
     """Return the fault of each kernel that does not give its reference's numbers here. Compiles them all."""
     if not available(device):
-        return dict.fromkeys(_KERNELS, "triton is not installed" if device.type == "cuda" else "they run on CUDA")
-    examples = Examples(device, dtype)
-    reasons = {name: _fault(*pair, examples) for name, pair in _PAIRS.items()}
-    return {name: fault for name, fault in reasons.items() if fault is not None}
+        return dict.fromkeys(_CASES, "triton is not installed" if device.type == "cuda" else "they run on CUDA")
+    return _faults(_CASES, Examples(device, dtype))
 
 
 @lru_cache(maxsize=4)
@@ -163,20 +160,21 @@ def host_fault(dtype: torch.dtype) -> str | None:
         load_library(host.LIBRARY)
     except CompilerError as error:
         return str(error)
-    examples = Examples(torch.device("cpu"), dtype)
-    reasons = {name: _fault(*pair, examples) for name, pair in _HOST_PAIRS.items()}
-    return next((f"{name}: {fault}" for name, fault in reasons.items() if fault is not None), None)
+    faults = _faults(_HOST_CASES, Examples(torch.device("cpu"), dtype))
+    return next((f"{name}: {fault}" for name, fault in faults.items()), None)
 
 
-def _fault(
-    kernel: Callable[[Examples], _Outputs], reference: Callable[[Examples], _Outputs], examples: Examples
-) -> str | None:
+def _faults(cases: Mapping[str, _Case], examples: Examples) -> dict[str, str]:
+    reasons = {name: _fault(*case, examples) for name, case in cases.items()}
+    return {name: fault for name, fault in reasons.items() if fault is not None}
+
+
+def _fault(run: Callable[..., _Outputs], kernel: Any, reference: Any, examples: Examples) -> str | None:
     try:
-        outputs = [t.cpu() for t in kernel(examples)]
+        outputs = [t.cpu() for t in run(examples, kernel)]
     except Exception as error:
-        message = (str(error).strip() or "no message").splitlines()[0]
-        return f"{type(error).__name__}: {message}"
-    for output, expected in zip(outputs, reference(examples), strict=True):
+        return f"{type(error).__name__}: {first_line(error)}"
+    for output, expected in zip(outputs, run(examples, reference), strict=True):
         expected = expected.cpu()
         if output.dtype == torch.int64:
             if not torch.equal(output, expected):

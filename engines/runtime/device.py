@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from engines.errors import UserError
+from engines.errors import UserError, first_line
 from engines.runtime.rows import BlockTables
 
 
@@ -64,9 +64,8 @@ class PoolTensors:
         try:
             return cls._allocate(zeros, model, (tables.num_blocks + 1, tables.block_size))
         except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
-            message = (str(error).strip() or "no message").splitlines()[0]
             raise UserError(
-                f"num_tokens={tables.num_blocks * tables.block_size}: their K/V do not fit the device ({message}): lower it"
+                f"num_tokens={tables.num_blocks * tables.block_size}: their K/V do not fit the device ({first_line(error)}): lower it"
             ) from error
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:

@@ -292,10 +292,11 @@ def test_without_a_compiler_torch_serves_the_same_tokens(monkeypatch, afresh):
 
 
 def test_a_wrong_kernel_does_not_serve(monkeypatch, afresh):
-    for name, kernel in (("decode", "decode"), ("runs", "attend_runs")):
-        right = getattr(host, kernel)
+    for name in ("decode", "runs"):
+        run, right, reference = probe._HOST_CASES[name]
         with monkeypatch.context() as patch:
-            patch.setattr(host, kernel, lambda q, *rest, right=right: right(q * -1.0, *rest))
+            wrong = run, lambda q, *rest, right=right: right(q * -1.0, *rest), reference
+            patch.setitem(probe._HOST_CASES, name, wrong)
             probe.host_fault.cache_clear()
             found = probe.host_fault(torch.float32)
         assert found is not None

@@ -16,10 +16,11 @@ from engines.kernels.confidence import (
     partial,
     partial_reference,
 )
-from engines.kernels.pack import Building, pack, pack_reference, store, store_reference
+from engines.kernels.pack import Building, pack, pack_reference, store
 from engines.kernels.rowwise import rms_norm, rms_norm_reference, rotate, rotate_reference, swiglu, swiglu_reference
 from engines.kernels.scores import Selection, scores, scores_reference
 from engines.models.layers import inverse_frequencies, rotary_tables
+from engines.runtime.device import store_by_index
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -270,7 +271,7 @@ def check_store(device: str, seed: int, rows: int, heads: int, width: int, dtype
     pools = draw.normal(2, 3 * rows + 1, heads, width, dtype=dtype)
     wanted = pools.clone()
     store(*pools, places, k, v)
-    store_reference(*wanted, places, k, v)
+    store_by_index(*wanted, places, k, v)
     assert torch.equal(pools, wanted)
 
 

@@ -26,6 +26,7 @@ from engines.ar.torch.rows import CausalRows, Members
 from engines.attention.backends import sdpa
 from engines.attention.flash import KernelSpans, TorchVarlenKernel, flash_attn_kernels, torch_varlen_kernels
 from engines.attention.registry import TOLERANCE
+from engines.errors import first_line
 from engines.models.protocol import Attend
 from engines.runtime.device import PoolTensors, Staging, Store
 from engines.runtime.rows import BlockTables, Ints
@@ -366,6 +367,6 @@ def fault(
         device_spans = spans_of([array.to(device) for array in tensors], max_q=150, max_k=300)
         result = kernel(q.to(device), k.to(device), v.to(device), device_spans)[:num_real].float().cpu()
     except Exception as error:
-        return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+        return f"{type(error).__name__}: {first_line(error)}"
     difference = (result - expected).abs().max().item()
     return None if difference <= TOLERANCE[dtype] else f"it is off by {difference:.2g}"
