@@ -4,6 +4,7 @@ not (§3.2). The module also measures what a batch holds in its worst steps, on 
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from traceback import clear_frames
 
 import numpy as np
@@ -30,7 +31,7 @@ from engines.errors import is_out_of_memory
 from engines.kernels.host import Runs, attend_runs
 from engines.models.config import ModelConfig
 from engines.models.protocol import Attend, DiffusionModel
-from engines.runtime.device import PoolTensors, Staging
+from engines.runtime.device import PoolTensors, Staging, store_by_index
 from engines.runtime.rows import MIN_ROWS, Ints
 from engines.runtime.step_timer import StepTimer
 
@@ -55,10 +56,6 @@ class MonolithicHead:
 
     def logit_rows(self, num_rows: int, wanted: int) -> int:
         return num_rows
-
-
-def every_row_s_logits(model: DiffusionModel) -> Project:
-    return lambda hidden, guidance: guided_logits(model, hidden, guidance, slice(None))
 
 
 def reduce_every_row(reduction: Reduction) -> Reduce:
@@ -90,7 +87,7 @@ class PaddedAttend:
         is_ragged = len({item.window_len for item in items}) > 1 and not is_refresh
         if self._is_host:
             runs = _runs(items, pad_to, None if is_ragged else width)
-            return _HostStep(rows, self._pool, self._timer, runs, is_refresh=is_refresh).attend
+            return _on_host(rows, self._pool, self._timer, runs, is_refresh=is_refresh)
         mask = None
         if min(key_tokens) < width:
             columns = torch.arange(width, device=self._pool.k.device)
@@ -131,7 +128,8 @@ class _Step:
     def ragged(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Members near the ends of answers of different lengths: each attends alone over its own slab."""
         self.timer.lap_inside("gemm")
-        self._store(layer, *self._drop_padding(q, k, v)[1:])
+        _, k, v = self._drop_padding(q, k, v)
+        store_by_index(self.pool.k[layer], self.pool.v[layer], self.rows.pool_row, k, v)
         outputs, end = [], 0
         for item in self.items:
             start, end = end, end + item.window_len
@@ -155,7 +153,7 @@ class _Step:
             self.timer.lap_inside("gemm")
             q, k, v = self._drop_padding(q, k, v)
             if block_rows is None:
-                self._store(layer, k, v)
+                store_by_index(self.pool.k[layer], self.pool.v[layer], self.rows.pool_row, k, v)
             else:
                 slabs_k[layer][:, block_rows].copy_(k.view(self.narrow))
                 slabs_v[layer][:, block_rows].copy_(v.view(self.narrow))
@@ -166,10 +164,6 @@ class _Step:
     def _drop_padding(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Drop the rows that fill up to MIN_ROWS."""
         return (q, k, v) if self.is_exact else (q[: self.num_rows], k[: self.num_rows], v[: self.num_rows])
-
-    def _store(self, layer: int, k: Tensor, v: Tensor) -> None:
-        self.pool.k[layer].index_copy_(0, self.rows.pool_row, k)
-        self.pool.v[layer].index_copy_(0, self.rows.pool_row, v)
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q is [N, H, D]; k and v are [n, Hkv, Lk, D]."""
@@ -197,27 +191,26 @@ def _runs(items: Sequence[PlanItem], pad_to: int, width: int | None) -> Runs:
     return Runs(*(torch.from_numpy(values) for values in (ends - rows, ends, starts, lengths, num_keys)))
 
 
-class _HostStep:
-    """The layers of one step, by the CPU kernel."""
+def _on_host(rows: StepRows, pool: PoolTensors, timer: StepTimer, runs: Runs, *, is_refresh: bool) -> Attend:
+    """Return the attention of one step's layers, by the CPU kernel."""
+    n = rows.num_rows
 
-    def __init__(self, rows: StepRows, pool: PoolTensors, timer: StepTimer, runs: Runs, *, is_refresh: bool) -> None:
-        self.rows, self.pool, self.timer, self.runs, self.is_refresh = rows, pool, timer, runs, is_refresh
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.timer.lap_inside("gemm")
-        pool_k, pool_v, n = self.pool.k[layer], self.pool.v[layer], self.rows.num_rows
-        if not self.is_refresh:
-            pool_k.index_copy_(0, self.rows.pool_row, k[:n])
-            pool_v.index_copy_(0, self.rows.pool_row, v[:n])
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        timer.lap_inside("gemm")
+        pool_k, pool_v = pool.k[layer], pool.v[layer]
+        if not is_refresh:
+            store_by_index(pool_k, pool_v, rows.pool_row, k[:n], v[:n])
             k, v = pool_k, pool_v
-        elif self.rows.pack is not None:
-            self.rows.pack(pool_k, pool_v, q, k, v)
-            self.timer.lap_inside("selection")
+        elif rows.pack is not None:
+            rows.pack(pool_k, pool_v, q, k, v)
+            timer.lap_inside("selection")
         out = torch.empty(q.shape, dtype=q.dtype)
         out[n:] = 0
-        attend_runs(q, k, v, self.runs, out)
-        self.timer.lap_inside("attention")
+        attend_runs(q, k, v, runs, out)
+        timer.lap_inside("attention")
         return out
+
+    return attend
 
 
 def _slabs(pool: Tensor, items: Sequence[PlanItem], width: int) -> tuple[Tensor, ...]:
@@ -258,7 +251,7 @@ def padded_executor(
         pool=pool,
         rows=rows,
         forward=PackedForward(model, state, staging),
-        head=MonolithicHead(every_row_s_logits(model), reduce_every_row(kernels.reduction)),
+        head=MonolithicHead(partial(guided_logits, model, rows=slice(None)), reduce_every_row(kernels.reduction)),
         stop_ids=stop_ids,
         profile_every=profile_every,
     )

@@ -8,7 +8,7 @@ from support.step_cases import Resident, Step, step_of
 from support.tiny_models import GQA, MHA, network
 from torch import Tensor
 
-from baselines.dllm.static.executor import MonolithicHead, every_row_s_logits, reduce_every_row
+from baselines.dllm.static.executor import MonolithicHead, reduce_every_row
 from engines.dllm.config import DecodeConfig, EngineConfig, Phase
 from engines.dllm.denoise import Reduction
 from engines.dllm.executor.output import CandidateChoice, Commit, Committed, PackedHead, forwarded_span, guided_logits
@@ -94,7 +94,10 @@ def test_rows_are_counted_as_they_are_made():
     model = network(MHA)
     assert PackedHead(model, MONOLITHIC, REDUCTION).logit_rows(20, 7) == 20
     assert PackedHead(model, EngineConfig(), REDUCTION).logit_rows(20, 7) == 7
-    assert MonolithicHead(every_row_s_logits(model), reduce_every_row(REDUCTION)).logit_rows(20, 7) == 20
+    assert (
+        MonolithicHead(lambda hidden, guidance: model.logits(hidden), reduce_every_row(REDUCTION)).logit_rows(20, 7)
+        == 20
+    )
 
 
 @pytest.mark.parametrize("rows", [slice(None), torch.tensor([3, 0, 5])])
