@@ -314,12 +314,5 @@ def vocabulary_reduction(
     ranks = model.tensor_parallel
     if ranks is None or reduction.confidence != "max_prob":
         return None
-    return VocabularyReduction(
-        confidence=reduction.confidence,
-        confidence_of=reduction.confidence_of,
-        dtype=reduction.dtype,
-        suppress_id=reduction.suppress_id,
-        ranks=ranks,
-        is_fused=is_fused,
-        first=span(model.config.vocab_size, ranks.rank, ranks.size)[0],
-    )
+    first, _ = span(model.config.vocab_size, ranks.rank, ranks.size)
+    return VocabularyReduction(**vars(reduction), ranks=ranks, is_fused=is_fused, first=first)

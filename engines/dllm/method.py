@@ -29,7 +29,7 @@ from engines.dllm.config import (
 from engines.dllm.engine import Engine
 from engines.dllm.memory import cache_rows
 from engines.dllm.plan import Request
-from engines.dllm.scheduling import KvPool, PhaseScheduler
+from engines.dllm.scheduling import KvPool, NoKnobs, PhaseScheduler
 from engines.dllm.simulated import RooflineExecutor
 from engines.errors import UserError, require
 from engines.knobs import knobs_of, with_knobs
@@ -96,11 +96,6 @@ class Sampler:
         return cache_rows(total_len, generation, self.sparsity, self.rule.window) if self.rule.caches else 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoOptions:
-    """The options of a method that heeds generation settings alone."""
-
-
 def rule_class(name: str) -> type:
     """Load a user's refresh rule, a dataclass whose fields have defaults. Raises UserError for any other."""
     rule_type = load_named("refresh rule", name, attributes=("phase", "caches", "window"))
@@ -116,7 +111,7 @@ class Method(ABC):
     title: ClassVar[str]
     heeds: ClassVar[Mapping[str, frozenset[str]]]
     """Model family -> generation settings that have an effect there, beside ``EVERYONES``; any other is refused."""
-    own: ClassVar[type] = NoOptions
+    own: ClassVar[type] = NoKnobs
     """A dataclass whose fields are the method's own options; those of one family are ``Only(family=...)``."""
     torch_executors: ClassVar[Mapping[str, str]] = {"packed": "engines.dllm.executor.compose:packed_executor"}
     """Batching -> ``module:NAME`` of the executor: a simulation never loads it, nor depends on its code."""
@@ -260,8 +255,7 @@ class DllmServe(Method):
         return generation
 
     def _sampler(self, family: str, own: ServeOptions, options: Options) -> Sampler:
-        sparsity = own.sparsity
-        settling = own.settling
+        sparsity, settling = own.sparsity, own.settling
         require(
             settling.full_every == 1 or sparsity.refresh_delay == 0 or own.refresh_rule is not None,
             f"full_every={settling.full_every} needs blocks that begin with the cache's Refresh, and refresh_delay=1 computes them in full "

@@ -77,13 +77,9 @@ class KvPool:
             del self._starts[i], self._lengths[i]
 
 
-Told = Any
-"""The keyword arguments ``confidences`` and ``learned``, as in ``StepOutcome``."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class NoKnobs:
-    """The knobs of a scheduler that has none of its own."""
+    """The knobs of a scheduler, or the options of a method, that has none of its own."""
 
 
 class Scheduler(ABC):
@@ -225,11 +221,11 @@ class Scheduler(ABC):
         return StepPlan(tuple(map(plan_item, chosen)), tuple(admitted), charged)
 
     def complete(
-        self, plan: StepPlan, committed: tuple[int, ...], stops: Mapping[int, int] = MappingProxyType({}), **told: Told
+        self, plan: StepPlan, committed: tuple[int, ...], stops: Mapping[int, int] = MappingProxyType({}), **extras: Any
     ) -> StepChanges:
         """Book an executed plan and free the rows of requests it finished. ``committed`` and ``stops`` are StepOutcome's, as are
-        ``confidences`` and ``learned`` if a refresh rule asks for them."""
-        changes = book(self._by_id, plan, committed, stops, **told)
+        ``extras``: ``confidences`` and ``learned``, if a refresh rule asks for them."""
+        changes = book(self._by_id, plan, committed, stops, **extras)
         for request_id in changes.finished:
             self._drop(self._by_id[request_id])
         if changes.finished:
@@ -349,10 +345,9 @@ class LookaheadScheduler(PhaseScheduler):
     ``stop_at_eos`` and a cancellation only cut a trajectory short: its rest is given back.
     """
 
-    def __init__(
-        self, config: EngineConfig, pool: KvPool, rule: RefreshRule, *, exact_steps: bool = False, own: Any = None
-    ) -> None:
-        super().__init__(config, pool, rule, exact_steps=exact_steps, own=own)
+    def __init__(self, config: EngineConfig, pool: KvPool, rule: RefreshRule, **options: Any) -> None:
+        """``options`` are ``Scheduler``'s."""
+        super().__init__(config, pool, rule, **options)
         self.check_rule(rule)
         self._demand: Tokens = np.zeros(0, dtype=np.int64)
         """Query tokens that admitted requests will take in each coming step, the next one first."""
@@ -401,9 +396,7 @@ class LookaheadScheduler(PhaseScheduler):
             admitted.append(sequence.request)
         if not self.running:
             return None
-        return StepPlan(
-            items=tuple(map(plan_item, self.running)), admitted=tuple(admitted), scheduled_tokens=int(self._ahead(1)[0])
-        )
+        return StepPlan(tuple(map(plan_item, self.running)), tuple(admitted), int(self._ahead(1)[0]))
 
     def _enter(self, sequence: Sequence) -> bool:
         request_id = sequence.request.request_id
@@ -416,10 +409,10 @@ class LookaheadScheduler(PhaseScheduler):
         return True
 
     def complete(
-        self, plan: StepPlan, committed: tuple[int, ...], stops: Mapping[int, int] = MappingProxyType({}), **told: Told
+        self, plan: StepPlan, committed: tuple[int, ...], stops: Mapping[int, int] = MappingProxyType({}), **extras: Any
     ) -> StepChanges:
         self._advance()
-        return super().complete(plan, committed, stops, **told)
+        return super().complete(plan, committed, stops, **extras)
 
     def fail(self, plan: StepPlan) -> tuple[int, ...]:
         self._advance()
@@ -446,9 +439,11 @@ class LookaheadScheduler(PhaseScheduler):
         self._ahead(len(remaining))[:] -= remaining
 
 
-SCHEDULERS: Mapping[str, type[Scheduler]] = MappingProxyType(
-    {"phase": PhaseScheduler, "request": RequestScheduler, "lookahead": LookaheadScheduler}
-)
+SCHEDULERS: Mapping[str, type[Scheduler]] = {
+    "phase": PhaseScheduler,
+    "request": RequestScheduler,
+    "lookahead": LookaheadScheduler,
+}
 
 
 def scheduler_of(name: str) -> type[Scheduler]:

@@ -21,8 +21,7 @@ from engines.dllm.denoise import reduce_in_chunks
 from engines.dllm.engine import Engine
 from engines.dllm.executor.graphs import PackedForward, StepGraphs
 from engines.dllm.executor.layout import Layouts, PackedLayout, RowLayout
-from engines.dllm.executor.output import CandidateChoice, Commit, PackedHead, RankedSpan, forwarded_span
-from engines.dllm.executor.rollout import Rollout
+from engines.dllm.executor.output import CandidateChoice, Commit, PackedHead, RankedSpan, Rollout, forwarded_span
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import AttendFactory, Forward, Head, StepRows
 from engines.dllm.executor.torch import KernelChoice, TorchExecutor
@@ -149,7 +148,7 @@ class Shared:
         shape, device = model.config, next(model.parameters()).device
         with on(device):
             kernels, staging = KernelChoice(model, config, attention=attention), staging_to(device)
-            kernels.fuse_layers(model, host_norms=host_norms)
+            kernels.fuse_layers(host_norms=host_norms)
             recorder = recorder or kernels.recorder()
         state = RequestState(
             shape,

@@ -31,7 +31,7 @@ from engines.dllm.executor.step import (
 )
 from engines.dllm.plan import PlanItem
 from engines.models.protocol import DiffusionModel
-from engines.runtime.device import Staging
+from engines.runtime.device import Staging, store_by_index
 from engines.runtime.rows import MIN_ROWS, Ints
 from engines.runtime.step_timer import StepTimer
 
@@ -246,8 +246,7 @@ class PackedLayout:
 
         def pack(pool_k: Tensor, pool_v: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
             select(pool_k, pool_v, q, k, v)
-            pool_k.index_copy_(0, target, k.index_select(0, source))
-            pool_v.index_copy_(0, target, v.index_select(0, source))
+            store_by_index(pool_k, pool_v, target, k.index_select(0, source), v.index_select(0, source))
 
         return pack
 

@@ -24,6 +24,7 @@ from engines.dllm.rows import array_of
 from engines.kernels.pack import Building
 from engines.kernels.scores import ContextRows, attended, importance
 from engines.models.protocol import Attend, Ranks, Rotary
+from engines.runtime.device import store_by_index
 from engines.runtime.rows import Ints, ranks
 
 _FIRST, _END = PlanItem._fields.index("total_len"), PlanItem._fields.index("suffix")
@@ -359,41 +360,29 @@ class TorchSelectAndPack:
             next(flags) != 0 if length.min() < length.max() else None for length in (build.block_len, build.num_context)
         )
         rows = ContextRows(block_rows=sent[0], block_valid=is_block, context_rows=sent[1], context_valid=is_context)
-        write = _Write(rows, *sent[2:6])
+        request, rank, in_order, pool_row = sent[2:6]
         kept, num_context, block_len = build.kept.tolist(), build.num_context.tolist(), build.block_len.tolist()
         selection, pool_kernel = self.sparsity.selection, self.sparsity.pool_kernel
 
         def pack(pool_k: Tensor, pool_v: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
             if selection == "dense":
-                pool_k.index_copy_(0, write.pool_row, k[write.in_order])
-                pool_v.index_copy_(0, write.pool_row, v[write.in_order])
+                store_by_index(pool_k, pool_v, pool_row, k[in_order], v[in_order])
                 return
             if selection == "attended":
-                score = attended(q, k, write.rows, block_len, num_context, pool_kernel, self.ranks)
+                score = attended(q, k, rows, block_len, num_context, pool_kernel, self.ranks)
             else:
-                score = importance(q, k, write.rows, selection, pool_kernel, self.ranks)
+                score = importance(q, k, rows, selection, pool_kernel, self.ranks)
             chosen = top_rows_parity(score, kept, num_context) if self.is_parity else top_rows(score, max(kept))
-            index = chosen[write.request, :, write.rank]
-            source = write.rows.context_rows[write.request.unsqueeze(1), index]
+            source = rows.context_rows[request.unsqueeze(1), chosen[request, :, rank]]
             if source.shape[1] == 1:  # one set for all heads
                 source = source.squeeze(1)
-                pool_k.index_copy_(0, write.pool_row, k.index_select(0, source))
-                pool_v.index_copy_(0, write.pool_row, v.index_select(0, source))
+                store_by_index(pool_k, pool_v, pool_row, k.index_select(0, source), v.index_select(0, source))
                 return
             # Row j of head h is head h's own j-th token.
             head = torch.arange(k.shape[1], device=k.device).unsqueeze(0)
-            pool_k.index_copy_(0, write.pool_row, k[source, head])
-            pool_v.index_copy_(0, write.pool_row, v[source, head])
+            store_by_index(pool_k, pool_v, pool_row, k[source, head], v[source, head])
 
         return pack
-
-
-class _Write(NamedTuple):
-    rows: ContextRows
-    request: Tensor
-    rank: Tensor
-    in_order: Tensor
-    pool_row: Tensor
 
 
 class TritonSelectAndPack:

@@ -25,8 +25,7 @@ from engines.dllm.config import EngineConfig, Phase, SparsityConfig
 from engines.dllm.denoise import FusedReduction, Reduction, VocabularyReduction, vocabulary_reduction
 from engines.dllm.executor.graphs import StepGraphs, mixed_keys, reuse_keys
 from engines.dllm.executor.layout import Layouts, SelectingLayers
-from engines.dllm.executor.output import CandidateChoice, Commit
-from engines.dllm.executor.rollout import Rollout
+from engines.dllm.executor.output import CandidateChoice, Commit, Rollout
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import Forward, GraphRows, Head, SelectAndPack, TorchSelectAndPack, TritonSelectAndPack
 from engines.dllm.plan import DelegatingExecutor, Executor, ExecutorError, Request, StepOutcome, StepPlan
@@ -86,13 +85,12 @@ class KernelChoice:
             return TritonSelectAndPack(config)
         return TorchSelectAndPack(config, ranks)
 
-    def fuse_layers(self, model: DiffusionModel, *, host_norms: bool = True) -> None:
+    def fuse_layers(self, *, host_norms: bool = True) -> None:
         """Have the model's layers use the kernels that serve; an earlier executor may have set others. ``host_norms``: whether a CPU's
         kernels may normalise."""
-        assert isinstance(model, nn.Module)
         # A CPU's copies of weights, for its products, hold one layer each.
         ops = self._host.ops(FusedOps())._replace(joins=False)
-        fuse(model, self.triton.ops(ops if host_norms else ops._replace(rms_norm=None)))
+        fuse(self._model, self.triton.ops(ops if host_norms else ops._replace(rms_norm=None)))
 
     def recorder(self) -> Recorder | None:
         """Return the recorder of forwards, None if they are not captured: in a graph, all layers must read the same runs."""
@@ -266,7 +264,7 @@ class TorchExecutor:
         timer.lap("logits")
         counts, stops, scores, facts = self.commit(items, layout.block, tokens, candidates, reduced)
         timer.lap("commit")
-        taken = timer.end()
+        times = timer.end()
         committed = [0] * len(items)
         confidences: list[tuple[float, ...]] = [()] * len(items)
         learned = None
@@ -284,11 +282,11 @@ class TorchExecutor:
             committed=tuple(committed),
             query_rows=query_rows,
             logit_rows=self.head.logit_rows(layout.num_rows, candidates.size),
-            forward_s=None if taken is None else taken.forward_s,
+            forward_s=None if times is None else times.forward_s,
             duration_s=None,
             stops=stops,
             graph=isinstance(layout.rows, GraphRows),
-            parts=None if taken is None else taken.parts,
+            parts=None if times is None else times.parts,
             confidences=None if scores is None else tuple(confidences),
             learned=learned,
         )

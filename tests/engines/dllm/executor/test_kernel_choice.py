@@ -56,16 +56,16 @@ def test_without_a_compiler_torch_attends(monkeypatch):
 
 def test_a_cpu_s_kernels_make_its_layers(monkeypatch):
     model = network(GQA)
-    KernelChoice(model, CONFIG).fuse_layers(model)
+    KernelChoice(model, CONFIG).fuse_layers()
     serves = probe.host_fault(torch.float32) is None
     for module in (model.blocks[0], model.final_norm):
         assert [op is not None for op in module.fused[:3]] == [serves] * 3
         assert not module.fused.joins
-    KernelChoice(model, CONFIG).fuse_layers(model, host_norms=False)
+    KernelChoice(model, CONFIG).fuse_layers(host_norms=False)
     assert model.final_norm.fused.rms_norm is None
     assert (model.blocks[0].fused.rotate is not None) == serves
     monkeypatch.setattr(probe, "host_fault", lambda dtype: "there is no C++ compiler")
-    KernelChoice(model, CONFIG).fuse_layers(model)
+    KernelChoice(model, CONFIG).fuse_layers()
     assert model.blocks[0].fused == FusedOps()
 
 
@@ -101,7 +101,7 @@ def test_the_library_s_order_of_ties_needs_the_library(with_triton):
 def test_layers_are_fused_and_set_free_again(with_triton):
     model = half()
     with_triton.add("swiglu")
-    KernelChoice(model, EngineConfig()).fuse_layers(model)
+    KernelChoice(model, EngineConfig()).fuse_layers()
     ops = model.blocks[0].fused
     assert ops.rms_norm is not None
     assert ops.rotate is not None
