@@ -21,7 +21,7 @@ from engines.cluster.record import ROWS, ClusterRun, Floats, GapLog, Ints, Table
 from engines.cluster.sessions import Session, SessionColumns
 from engines.columns import Values
 from engines.compiled import CompilerError, Library, load_library
-from engines.cost.kernels import Composed
+from engines.cost.kernels import Composed, Kernels
 from engines.machine import delay_signals
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
 from engines.policies.routing import FewestSessions, KvCost, LeastKvMemory, RoundRobin
@@ -270,9 +270,7 @@ class Asks:
         except BaseException as error:
             self.error = error
             return -1
-        for index, number in enumerate(numbers):
-            out[index] = number
-        return len(numbers)
+        return write_numbers(numbers, out)
 
     def _costs(self, question: int, cost: StepCost, num: int, inputs: Any) -> Sequence[float]:
         if question == _LINE and num > 0:
@@ -281,12 +279,22 @@ class Asks:
             chunks = [Chunk(inputs[2 + 2 * index], inputs[3 + 2 * index]) for index in range(num)]
             return [cost.step_s(chunks, inputs[0], inputs[1])]
         kernels = cost.price.kernels  # type: ignore[attr-defined]
-        if question == _LINE:
-            return kernels.decode_line(-num)
-        if question == _LAW:
-            laws = kernels.prompts_s(num)
-            return [*laws.sizes, *laws.times, *laws.powers]
-        return [kernels.layers_s(num) if question == _LAYERS else kernels.head_s(num)]
+        return kernels.decode_line(-num) if question == _LINE else kernel_times(kernels, question, num)
+
+
+def kernel_times(kernels: Kernels, question: int, num: int) -> Sequence[float]:
+    """Seconds of the layers or of the head for ``num`` rows, or the power laws of the attention of ``num`` prompts."""
+    if question == _LAW:
+        laws = kernels.prompts_s(num)
+        return [*laws.sizes, *laws.times, *laws.powers]
+    return [kernels.layers_s(num) if question == _LAYERS else kernels.head_s(num)]
+
+
+def write_numbers(numbers: Sequence[float], out: Any) -> int:
+    """Write numbers to the core's memory and return how many."""
+    for index, number in enumerate(numbers):
+        out[index] = number
+    return len(numbers)
 
 
 def _is_composed(cost: StepCost) -> TypeGuard[WorkerCost]:

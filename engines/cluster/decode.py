@@ -17,7 +17,7 @@ from engines.cluster.record import Stay, TokenLog, WorkerRow
 from engines.cluster.worker import WINDOW_S, Hub, Live, Parts, TokenRun, TokenWindow, Worker, WorkerKv
 from engines.cost.roofline import DecodeLine
 from engines.data import ask
-from engines.policies.views import IDLE, Load, NextStep, PrefillTask, Share, Situation
+from engines.policies.views import IDLE, Load, NextStep, PrefillTask, Situation
 
 
 class Run(NamedTuple):
@@ -312,26 +312,12 @@ class DecodeWorker(Worker):
     # ---- steps with prefills --------------------------------------------------------------------------
 
     def _start(self, plan: NextStep) -> None:
-        now = self._loop.now
-        shares = [self._admit(share, now) for share in plan.shares]
+        shares = [self._hold(share, spare=1, force=True) for share in plan.shares]
         plan = NextStep(shares, plan.decodes, plan.wake_s, plan.mode)
         self._decoding = self.batch.size if plan.decodes and self._reserve(1) else 0
         self._context = self.batch.context if self._decoding else 0
         super()._start(plan)
         self._ran = Run(self._start_s, self._step_s, 0.0, 1) if self._decoding else None
-
-    def _admit(self, share: Share, now: float) -> Share:
-        """Take the K/V of a task that begins. History that the cache has evicted is prefilled again."""
-        task, tokens = share
-        if not task.computed:
-            is_whole = tokens == task.tokens
-            self._hub.owed.recompute(task, task.history - self.kv.resume(task.order))
-            need = task.tokens + 1
-            self.kv.make_room(need, now, force=True)
-            self.kv.hold(need)
-            share = Share(task, task.tokens if is_whole else min(tokens, task.tokens))
-        self.kv.fill(task.order, task.history + task.computed + share.tokens)
-        return share
 
     def _finish(self, plan: NextStep) -> None:
         if self._ran is not None:

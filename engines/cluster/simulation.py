@@ -144,12 +144,11 @@ class DecodeSimulation(Simulation):
 
     def shared_kv(self, capacity: int, size: int) -> BlockKv:
         """A memory for a worker of this run, in which sessions share blocks of ``size`` tokens."""
-        keeps_answers = self._engine.keeps_answers
         return BlockKv(
-            capacity, size=size, prompt_of=lambda order: self._prompt(order, size), keeps_answers=keeps_answers
+            capacity, size=size, prompt_of=partial(self._prompt, size), keeps_answers=self._engine.keeps_answers
         )
 
-    def _prompt(self, order: int, size: int) -> Prompt | None:
+    def _prompt(self, size: int, order: int) -> Prompt | None:
         """The prompt blocks of the session's current round; None if the session has no names of blocks, or is over."""
         live = self._lives[order]
         prefix, index, rounds = live.session.prefix, live.round_index, live.session.rounds
@@ -230,19 +229,15 @@ class DecodeSimulation(Simulation):
         self._rounds.append(
             RoundRow(live.session.session_id, live.round_index, self.loop.now, live.context, prefill, decode)
         )
-        route: tuple[Live, TaskKind, int, int] = (
-            live,
-            "incremental" if live.round_index else "initial",
-            live.context,
-            prefill,
-        )
+        kind: TaskKind = "incremental" if live.round_index else "initial"
         if not self._engine.request_s:
-            self._route(*route)
+            self._route(live, kind, live.context, prefill)
             return
         # The next binding already counts these tokens, as a router does that counts what it has sent.
         expected = live.context + prefill - live.home.cached_of(live.order)
         live.home.expected_tokens += expected
-        self.loop.at(self.loop.now + self._engine.request_s, self._route_received, expected, *route)
+        received_s = self.loop.now + self._engine.request_s
+        self.loop.at(received_s, self._route_received, expected, live, kind, live.context, prefill)
 
     def _route_received(self, expected: int, live: Live, kind: TaskKind, history: int, tokens: int) -> None:
         live.home.expected_tokens -= expected
@@ -259,21 +254,9 @@ class DecodeSimulation(Simulation):
         if self._estimator is not None:
             cached = worker.cached_tokens(live.order) if isinstance(worker, CachingPrefillWorker) else history
             task.estimate_s = self._estimator.prefill_s(cached, history + tokens - cached, worker.degree)
-        self.tasks.append(
-            TaskRow(
-                task.task_id,
-                task.session_id,
-                task.round_index,
-                kind,
-                decision.worker_id,
-                decision.is_local,
-                decision.reason,
-                history,
-                tokens,
-                estimate_s=task.estimate_s,
-                ready_s=now,
-            )
-        )
+        identity = task.task_id, task.session_id, task.round_index, kind
+        row = TaskRow(*identity, *decision, history, tokens, estimate_s=task.estimate_s, ready_s=now)
+        self.tasks.append(row)
         if kind != "recompute":
             self._rounds[live.row].is_local = decision.is_local
         worker.enqueue(task)

@@ -411,22 +411,10 @@ class Worker:
 
     def row(self) -> WorkerRow:
         """The worker's row of the workers table. A step that still runs counts in full."""
-        kv = self.kv
-        peak, evicted = (None, None) if kv is None else (kv.peak, kv.evicted)
-        return WorkerRow(
-            self.worker_id,
-            self.role,
-            self.degree,
-            self.server,
-            self._busy_s + self._step_s,
-            self.busy_decode_s,
-            self.num_prefills,
-            self.prefilled_tokens,
-            self.kv_capacity,
-            peak,
-            evicted,
-            self.num_preemptions,
-        )
+        work = self._busy_s + self._step_s, self.busy_decode_s, self.num_prefills, self.prefilled_tokens
+        peak, evicted = (None, None) if self.kv is None else (self.kv.peak, self.kv.evicted)
+        identity = self.worker_id, self.role, self.degree, self.server
+        return WorkerRow(*identity, *work, self.kv_capacity, peak, evicted, self.num_preemptions)
 
     # ---- between steps --------------------------------------------------------------------------------
 
@@ -459,6 +447,20 @@ class Worker:
             self.poke()
 
     # ---- a step ------------------------------------------------------------------------------------------
+
+    def _hold(self, share: Share, *, spare: int = 0, force: bool = False) -> Share:
+        """Take the K/V of a task that begins, and of ``spare`` more tokens. History that the cache has evicted is prefilled again, and the
+        cached part of a recomputation is skipped."""
+        kv, (task, tokens) = self.kv, share
+        assert kv is not None
+        if not task.computed:
+            is_whole = tokens == task.tokens
+            self._host.owed.recompute(task, task.history - kv.resume(task.order))
+            kv.make_room(task.tokens + spare, self._loop.now, force=force)
+            kv.hold(task.tokens + spare)
+            share = Share(task, task.tokens if is_whole else min(tokens, task.tokens))
+        kv.fill(task.order, task.history + task.computed + share.tokens)
+        return share
 
     def _start(self, plan: NextStep) -> None:
         """Run the planned prefills until ``_end_s``, with the sequences that decode in the same step."""
@@ -612,13 +614,5 @@ class CachingPrefillWorker(PrefillWorker):
         return task.history + task.tokens - in_use
 
     def _read(self, share: Share) -> Share:
-        """Take history from the worker's own memory. It prefills missing K/V again, and skips the cached part of a recomputation."""
-        task, tokens = share
-        if not task.computed:
-            is_whole = tokens == task.tokens
-            self._hub.owed.recompute(task, task.history - self.kv.resume(task.order))
-            self.kv.make_room(task.tokens, self._loop.now)
-            self.kv.hold(task.tokens)
-            share = Share(task, task.tokens if is_whole else min(tokens, task.tokens))
-        self.kv.fill(task.order, task.history + task.computed + share.tokens)
-        return share
+        """Take history from the worker's own memory."""
+        return self._hold(share)

@@ -7,12 +7,15 @@ slower than their parts (0 by default: a roofline gives no penalty).
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import fsum
 from typing import Annotated, Any, Literal, NamedTuple
 
+import numpy as np
+
+from engines.cluster.core import ints_of
 from engines.cluster.decode import DecodeWorker, Sink
 from engines.cluster.hardware import StepCost, besides_attention_s
 from engines.cluster.record import Table, TaskRow, rows_of, table_of
@@ -29,13 +32,11 @@ from engines.laps.system import LengthClass, PrefillSystem, PressureController, 
 from engines.models.shape import ModelShape
 from engines.policies.routing import FewestSessions, Local, RemoteOnly
 from engines.policies.views import (
-    Batching,
     Bucket,
     Chunk,
     Fallback,
     NextStep,
     OpenQueue,
-    PrefillQueue,
     PrefillTask,
     Rung,
     StepTimes,
@@ -44,6 +45,8 @@ from engines.policies.views import (
 )
 
 Overlap = Literal["max", "add"]
+NOWHERE = -1
+"""The worker of a request that no instance has begun."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,37 +159,13 @@ def cost_of(shape: ModelShape, gpu: Gpu, constants: PrefillConstants, kernels: s
     return PrefillCost(shape, gpu, constants, kernels)
 
 
-def requests_of(
-    prefills: Sequence[TaskRow], class_of: Callable[[int], LengthClass], slo_s: float | None, end_s: float
-) -> Table:
-    """Return the columns of the requests: turns in order of arrival, which are these prefills without recomputations.
-
-    ``history`` and ``tokens`` are as prefilled: history that was not cached where it ran counts as tokens. ``started_s``,
-    ``finished_s`` (the first token) and ``instance`` are null if the run ended before. ``violated`` says whether the first token came
-    later than the objective allows, and is null if the run's end left that open.
-    """
+def requests_of(prefills: Sequence[TaskRow], cluster: "PrefillCluster", end_s: float) -> Table:
+    """Return the columns of the requests, which are these prefills without recomputations."""
     rows = [row for row in prefills if row.kind != "recompute"]
-    deadlines = [None if slo_s is None else row.ready_s + slo_s for row in rows]
-    late = [
-        deadline_s is not None and deadline_s < (end_s if row.landed_s is None else row.landed_s)
-        for row, deadline_s in zip(rows, deadlines, strict=True)
-    ]
-    return {
-        "request_id": list(range(len(rows))),
-        "session_id": [row.session_id for row in rows],
-        "turn": [row.round for row in rows],
-        "length_class": [class_of(row.tokens) for row in rows],
-        "history": [row.history for row in rows],
-        "tokens": [row.tokens for row in rows],
-        "arrival_s": [row.ready_s for row in rows],
-        "started_s": [row.started_s for row in rows],
-        "finished_s": [row.landed_s for row in rows],
-        "instance": [None if row.started_s is None else row.worker_id for row in rows],
-        "deadline_s": deadlines,
-        "violated": [
-            is_late if is_late or row.landed_s is not None else None for row, is_late in zip(rows, late, strict=True)
-        ],
-    }
+    names = {"turn": "round", "worker": "worker_id"}
+    ints = {name: ints_of(getattr(row, names.get(name, name)) for row in rows) for name in core.REQUEST_INTS}
+    times = {name: np.array([getattr(row, name) for row in rows], dtype=np.float64) for name in core.REQUEST_TIMES}
+    return core.request_table(ints, times, boundary=cluster.boundary, slo_s=cluster.slo_s, end_s=end_s)
 
 
 @dataclass(slots=True)
@@ -347,17 +326,7 @@ class PrefillCluster(Checked):
     def _compiled(self, streams: Sequence[PrefillArrivals], until_s: float) -> PrefillRun | None:
         if type(self.cost) is not PrefillCost:
             return None
-        tables = core.simulate(
-            self.system,
-            self.cost,
-            streams,
-            until_s,
-            num_instances=self.num_instances,
-            slo_s=self.slo_s,
-            boundary=self.boundary,
-            is_shared=self.cache == "shared",
-            reprefills=self.reprefills_answer,
-        )
+        tables = core.simulate(self, streams, until_s)
         return None if tables is None else PrefillRun(**tables)
 
     def _simulate_answers(self, decoding: Decoding, loop: ClosedLoop, until_s: float) -> PrefillRun:
@@ -386,7 +355,7 @@ class PrefillCluster(Checked):
             for worker, role, prefill_s, decode_s, num, tokens in workers
             if role != "sink"
         ]
-        requests = requests_of(simulation.tasks, self.class_of, self.slo_s, run.facts["end_s"])
+        requests = requests_of(simulation.tasks, self, run.facts["end_s"])
         simulation.break_cycles()
         return PrefillRun(
             requests=requests,
@@ -403,18 +372,10 @@ class PrefillInstance(Worker):
     backlog_tokens: int = 0
 
     def __init__(
-        self,
-        host: Host,
-        *,
-        worker_id: int,
-        cost: StepTimes,
-        queue: PrefillQueue,
-        batching: Batching,
-        boundary: int,
-        pool: LengthClass | None = None,
-        shares_cache: bool = True,
+        self, host: Host, *, boundary: int, pool: LengthClass | None = None, shares_cache: bool = True, **parts: Any
     ) -> None:
-        super().__init__(host, worker_id=worker_id, cost=cost, queue=queue, batching=batching)
+        """``parts`` are ``Worker``'s arguments."""
+        super().__init__(host, **parts)
         self.pool = pool
         self.steps: list[StepRow] = []
         self.num_requests = 0
@@ -494,10 +455,6 @@ class PrefillInstance(Worker):
         super()._finish(plan)
 
 
-NOWHERE = -1
-"""The worker of a request that no instance has begun."""
-
-
 class _PrefillSimulation(Simulation):
     """One run of instances that only prefill. Each serves its own queue or that of its pool."""
 
@@ -550,7 +507,7 @@ class _PrefillSimulation(Simulation):
             (step for each in self.instances for step in each.steps), key=lambda step: (step.start_s, step.instance)
         )
         return PrefillRun(
-            requests=requests_of(self.tasks, self._cluster.class_of, self._cluster.slo_s, now),
+            requests=requests_of(self.tasks, self._cluster, now),
             steps=table_of(StepRow, steps),
             moves=table_of(MoveRow, self._moves),
             instances=table_of(InstanceRow, [instance.summary(now) for instance in self.instances]),

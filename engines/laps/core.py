@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engines.cluster.core import OPTIONS, SHARED, Ask, Load, Made, fields_of, library_for
+from engines.cluster.core import OPTIONS, SHARED, Ask, Load, Made, fields_of, kernel_times, library_for, write_numbers
 from engines.cluster.record import Floats, Ints, Table, times_of
 from engines.cluster.sessions import ClosedLoop, OpenLoop, Session
 from engines.columns import Values
@@ -49,23 +49,13 @@ class _Setup(Structure):
     ]
 
 
-def simulate(
-    system: PrefillSystem,
-    cost: Any,
-    streams: Sequence[Any],
-    until_s: float,
-    *,
-    num_instances: int,
-    slo_s: float | None,
-    boundary: int,
-    is_shared: bool,
-    reprefills: bool,
-) -> dict[str, Any] | None:
-    """Return a run's tables and facts, or None if only Python can make the run: policies or prices are not ours, arrivals have to be
-    refused, or the run is short and nothing is compiled yet."""
+def simulate(cluster: Any, streams: Sequence[Any], until_s: float) -> dict[str, Any] | None:
+    """Return the tables and facts of a ``PrefillCluster``'s run. None if only Python can make it: policies or prices are not ours, arrivals
+    have to be refused, or the run is short and nothing is compiled yet."""
+    system, cost, slo_s = cluster.system, cluster.cost, cluster.slo_s
     if type(cost.price) is not Composed:
         return None
-    policies, arrivals = _Policies.of(system, num_instances), _arrivals(streams)
+    policies, arrivals = _Policies.of(system, cluster.num_instances), _arrivals(streams)
     if policies is None or arrivals is None:
         return None
     library = library_for(LIBRARY, arrivals.num_turns)
@@ -81,13 +71,13 @@ def simulate(
     }
     setup = _Setup(
         num_streams=len(arrivals.think_s),
-        num_instances=num_instances,
+        num_instances=cluster.num_instances,
         **{name: array.ctypes.data for name, array in arrays.items() if array is not None},
         **policies.numbers,
-        boundary=boundary,
+        boundary=cluster.boundary,
         num_short=0 if spatial is None else spatial.num_short,
-        reprefills=reprefills,
-        is_shared=is_shared,
+        reprefills=cluster.reprefills_answer,
+        is_shared=cluster.cache == "shared",
         is_global=spatial is not None and spatial.pooling == "global",
         compensates=sys.version_info >= (3, 12),
         slo_s=math.inf if slo_s is None else slo_s,
@@ -102,7 +92,7 @@ def simulate(
     if run.is_given_up:
         return None
     return {
-        "requests": _requests(run, boundary, slo_s, totals.now),
+        "requests": _requests(run, cluster.boundary, slo_s, totals.now),
         "steps": _steps(run, policies.modes),
         "moves": _moves(run, decides.made),
         "instances": _instances(run, has_pools=spatial is not None),
@@ -293,18 +283,9 @@ class _Prices:
         self.at = library.prices_of(self._ask)
 
     def _answer(self, question: int, key: int, num: int, inputs: Any, out: Any) -> int:
-        kernels = self._kernels
-        if question == _LAW:
-            law = kernels.prompts_s(num)
-            numbers = [*law.sizes, *law.times, *law.powers]
-        else:
-            numbers = [kernels.layers_s(num) if question == _LAYERS else kernels.head_s(num)]
-        for index, number in enumerate(numbers):
-            out[index] = number
-        return len(numbers)
+        return write_numbers(kernel_times(self._kernels, question, num), out)
 
 
-_LAYERS, _HEAD, _, _LAW = range(4)
 _prices = lru_cache(maxsize=64)(_Prices)
 
 
@@ -349,22 +330,41 @@ def _terms(terms: Sequence[float]) -> Floats:
 
 
 def _requests(results: Made, boundary: int, slo_s: float | None, end_s: float) -> Table:
-    ready_s, landed_s = results.seconds("request_ready_s"), results.seconds("request_landed_s")
-    tokens, num, is_open = results.ints("request_tokens"), len(ready_s), np.isnan(landed_s)
+    ints = {name: results.ints(f"request_{name}") for name in REQUEST_INTS}
+    times = {name: results.seconds(f"request_{name}") for name in REQUEST_TIMES}
+    return request_table(ints, times, boundary=boundary, slo_s=slo_s, end_s=end_s)
+
+
+REQUEST_INTS = "session_id", "turn", "history", "tokens", "worker"
+REQUEST_TIMES = "ready_s", "started_s", "landed_s"
+
+
+def request_table(
+    ints: Mapping[str, Ints], times: Mapping[str, Floats], *, boundary: int, slo_s: float | None, end_s: float
+) -> Table:
+    """Return the columns of the requests, turns in order of arrival, from arrays [n] by the names ``REQUEST_INTS`` and ``REQUEST_TIMES``.
+
+    ``history`` and ``tokens`` are as prefilled: history that was not cached where it ran counts as tokens. ``started_s``,
+    ``finished_s`` (the first token) and ``instance`` are null if the run ended before. ``violated`` says whether the first token came
+    later than the objective allows, and is null if the run's end left that open.
+    """
+    session_id, turn, history, tokens, worker = (ints[name] for name in REQUEST_INTS)
+    ready_s, started_s, landed_s = (times[name] for name in REQUEST_TIMES)
+    num, is_open = len(ready_s), np.isnan(landed_s)
     is_late = np.zeros(num, dtype=bool)
     if slo_s is not None:
         is_late = ready_s + slo_s < np.where(is_open, end_s, landed_s)
     return {
         "request_id": Values(np.arange(num)),
-        "session_id": Values(results.ints("request_session_id")),
-        "turn": Values(results.ints("request_turn")),
+        "session_id": Values(session_id),
+        "turn": Values(turn),
         "length_class": Values((tokens >= boundary).astype(np.int8), names=_CLASSES),
-        "history": Values(results.ints("request_history")),
+        "history": Values(history),
         "tokens": Values(tokens),
         "arrival_s": Values(ready_s),
-        "started_s": times_of(results.seconds("request_started_s")),
+        "started_s": times_of(started_s),
         "finished_s": times_of(landed_s),
-        "instance": Values(results.ints("request_worker"), missing=-1),
+        "instance": Values(np.where(np.isnan(started_s), -1, worker), missing=-1),
         "deadline_s": [None] * num if slo_s is None else Values(ready_s + slo_s),
         "violated": Values(np.where(is_late, 1, np.where(is_open, 2, 0)), names=(False, True, None)),
     }

@@ -52,7 +52,7 @@ def talk(session_id: int, *rounds: tuple[int, int], delay_s: float = 0.0) -> Ses
 
 
 def as_bytes(run: PrefillRun) -> str:
-    return json.dumps([run.requests, run.steps, run.moves, run.instances, dict(run.facts)])
+    return json.dumps([run.requests, run.steps, run.moves, run.instances, dict(run.facts)], default=list)
 
 
 def simulate(system: PrefillSystem, arrivals: Any, until_s: float = float("inf"), **config: Any) -> PrefillRun:
