@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 
 from engines.ampd.live.store import Store
 from engines.ampd.live.worker import FAULT, WorkerSpec, end_with_parent
@@ -117,9 +116,7 @@ class Fleet:
     def __enter__(self) -> "Fleet":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def _wait(self, start_s: float) -> None:

@@ -20,10 +20,9 @@ from engines.cluster.hardware import KvLinks, Link
 from engines.cluster.record import ClusterRun, rows_of
 from engines.cluster.sessions import OpenLoop, Round, Session
 from engines.cluster.simulation import DecodeSimulation
-from engines.cluster.worker import WINDOW_S, PrefillWorker
+from engines.cluster.worker import WINDOW_S, Parts, PrefillWorker
 from engines.cost.roofline import DecodeLine
 from engines.least_squares import least_squares
-from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import Binder, Estimator, LeastKvMemory, Local, RemoteOnly, Router
 from engines.policies.views import Chunk, PrefillQueue
 
@@ -232,30 +231,12 @@ def simulate_live(
         estimator=estimator,
         links=_LiveLinks(intra=outward, inter=back, kv_bytes_per_token=1),
     )
-    for worker in range(num_homes):
-        simulation.add(
-            DecodeWorker(
-                simulation,
-                worker_id=worker,
-                degree=1,
-                cost=_FittedCost(prefill=profile.local, profile=profile),
-                queue=make_queue(),
-                batching=ONE_BY_ONE,
-                kv_capacity=kv_capacity,
-                window_s=window_s,
-            )
-        )
-    for worker in range(num_homes, num_homes + num_prefills):
-        simulation.add(
-            PrefillWorker(
-                simulation,
-                worker_id=worker,
-                degree=1,
-                cost=_FittedCost(prefill=profile.remote, profile=profile),
-                queue=make_queue(),
-                batching=ONE_BY_ONE,
-                server=PREFILLS,
-                window_s=window_s,
-            )
-        )
+    for worker in range(num_homes + num_prefills):
+        is_home = worker < num_homes
+        cost = _FittedCost(prefill=profile.local if is_home else profile.remote, profile=profile)
+        parts = Parts(worker_id=worker, cost=cost, queue=make_queue(), server=HOMES if is_home else PREFILLS)
+        if is_home:
+            simulation.add(DecodeWorker(simulation, kv_capacity=kv_capacity, window_s=window_s, **parts))
+        else:
+            simulation.add(PrefillWorker(simulation, window_s=window_s, **parts))
     return simulation.run(OpenLoop(sessions=sessions))

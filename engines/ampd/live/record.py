@@ -62,25 +62,18 @@ def collect(
             if task is None:
                 break
             token_s = times[offset : offset + decode]
-            row = len(round_rows)
+            round_number = len(round_rows)
             ends = (float(token_s[0]) if len(token_s) else None, float(token_s[-1]) if len(token_s) == decode else None)
             round_rows.append(
                 RoundRow(session.session_id, index, task.ready_s, context, prefill, decode, *ends, task.is_local)
             )
-            gap_rows += [(row, gap) for gap in np.diff(token_s).tolist()]
+            gap_rows += [(round_number, gap) for gap in np.diff(token_s).tolist()]
             offset, context = offset + decode, context + prefill + decode
-        session_rows.append(
-            SessionRow(
-                session.session_id,
-                session.arrival_s,
-                len(session.rounds),
-                session.prefill_tokens,
-                session.decode_tokens,
-                int(state.get("home") or -1),
-                float(times[-1]) if is_done else None,
-                "ok" if is_done else "unfinished",
-            )
-        )
+        size = len(session.rounds), session.prefill_tokens, session.decode_tokens
+        row = SessionRow(session.session_id, session.arrival_s, *size, int(state.get("home") or -1))
+        if is_done:
+            row.finished_s, row.status = float(times[-1]), "ok"
+        session_rows.append(row)
     return ClusterRun(
         sessions=table_of(SessionRow, session_rows),
         rounds=table_of(RoundRow, round_rows),
@@ -139,19 +132,10 @@ def _worker_row(store: Store, worker_id: int, role: str, tasks: Sequence[TaskRow
     fields = store.fields("worker", worker_id)
     busy_before_s = since.busy_s.get(worker_id, (0.0, 0.0))
     landed = [task for task in tasks if task.worker_id == worker_id and task.landed_s is not None]
-    is_home = role == "decode"
     prefill_s, decode_s = (max(now - before_s, 0.0) for now, before_s in zip(_busy(fields), busy_before_s, strict=True))
-    return WorkerRow(
-        worker_id,
-        role,
-        1,
-        0,
-        prefill_s,
-        decode_s,
-        len(landed),
-        sum(task.computed_tokens or 0 for task in landed),
-        int(fields["kv_capacity"]) if is_home else None,
-        int(fields.get("kv_peak", 0)) if is_home else None,
-        int(fields.get("kv_evicted", 0)) if is_home else None,
-        int(fields.get("preemptions", 0)),
-    )
+    row = WorkerRow(worker_id, role, 1, 0, prefill_s, decode_s, num_preemptions=int(fields.get("preemptions", 0)))
+    row.num_prefills, row.prefilled_tokens = len(landed), sum(task.computed_tokens or 0 for task in landed)
+    if role == "decode":
+        row.kv_capacity, row.kv_peak = int(fields["kv_capacity"]), int(fields.get("kv_peak", 0))
+        row.kv_evicted = int(fields.get("kv_evicted", 0))
+    return row

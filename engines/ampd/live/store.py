@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
@@ -86,10 +85,8 @@ class Store:
         self.client, self.prefix, self.outage_s = client, prefix, outage_s
         self.num_outages = 0
         errors = load_redis().exceptions
-        self._transient, self._refused = (
-            (errors.ConnectionError, errors.TimeoutError, errors.BusyLoadingError),
-            errors.ResponseError,
-        )
+        self._transient = errors.ConnectionError, errors.TimeoutError, errors.BusyLoadingError
+        self._refused = errors.ResponseError
         self._script = client.register_script(
             "".join((files(__package__) / name).read_text(encoding="utf-8") for name in ("state.lua", "operations.lua"))
         )
@@ -140,12 +137,20 @@ class Store:
 
     def members(self, now: float | None = None) -> list[Member]:
         """The live workers, sorted by id."""
-        return sorted(map(_member, self.call("snapshot", now=now)), key=lambda member: member.view.worker_id)
+        members = [
+            Member(
+                view=from_hash(WorkerSnapshot, fields),
+                role=fields["role"],
+                incarnation=fields["incarnation"],
+                is_suspended=fields["suspended"] == "1",
+            )
+            for fields in map(decode_hash, self.call("snapshot", now=now))
+        ]
+        return sorted(members, key=lambda member: member.view.worker_id)
 
     def read(self, *parts: object) -> bytes:
         """Read a string of bytes."""
-        content: bytes = self.retry(lambda: self.client.get(self.key(*parts))) or b""
-        return content
+        return self.retry(lambda: self.client.get(self.key(*parts))) or b""
 
     def ids(self, session_id: int, start: int = 0, end: int = 2**28) -> list[int]:
         """The session's token ids from ``start`` to before ``end``, as far as they exist."""
@@ -158,8 +163,7 @@ class Store:
 
     def fields(self, *parts: object) -> dict[str, str]:
         """Read a hash."""
-        fields = self.retry(lambda: self.client.hgetall(self.key(*parts)))
-        return {name.decode(): value.decode() for name, value in fields.items()}
+        return decode_hash(self.retry(lambda: self.client.hgetall(self.key(*parts))))
 
     def log(self) -> list[str]:
         """The decisions in their order. A "+" stands before one that took effect, a "-" before one that came too late."""
@@ -236,17 +240,6 @@ def from_hash(kind: type[T], words: Mapping[str, str]) -> T:
 @cache
 def _readers(kind: type[Any]) -> Mapping[str, Callable[[str], Any]]:
     return {name: _KINDS.get(hint, str) for name, hint in get_type_hints(kind).items()}
-
-
-def _member(row: Sequence[bytes]) -> Member:
-    fields = decode_hash(row)
-    role, incarnation = fields["role"], fields["incarnation"]
-    return Member(
-        view=from_hash(WorkerSnapshot, fields),
-        role=role,
-        incarnation=incarnation,
-        is_suspended=fields["suspended"] == "1",
-    )
 
 
 def _encode(value: Any) -> Any:
@@ -335,7 +328,5 @@ class RedisServer:
     def __enter__(self) -> "RedisServer":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
