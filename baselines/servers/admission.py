@@ -105,17 +105,7 @@ class Admission:
     def arrive(self, name: str, tokens: int, now: float) -> None:
         number = self._num_arrived
         self._num_arrived += 1
-        task = PrefillTask(
-            task_id=number,
-            session_id=number,
-            order=number,
-            round_index=0,
-            kind="initial",
-            history=0,
-            tokens=tokens,
-            ready_s=now,
-            enqueued_s=now,
-        )
+        task = PrefillTask(number, number, number, 0, "initial", history=0, tokens=tokens, ready_s=now, enqueued_s=now)
         self._waiting[name] = task
         self._names[number] = name
         self._queue.push(task)

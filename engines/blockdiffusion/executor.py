@@ -308,13 +308,9 @@ class TorchBlockExecutor:
             attend = self.attention.attend(rows, self.pool)
             hidden = self.model.hidden(ids, self.model.rotary(position), attend)
             tokens, confidence = self._predict(hidden, rows, denoised, min_rows)
-        outcome = Outcome(
-            np.zeros(denoised.wanted.shape, dtype=np.int64),
-            np.full(denoised.wanted.shape, -np.inf, dtype=confidence.dtype),
-            tokens[len(tokens) - len(rows.last_final) :],
-            0.0,
-        )
-        num_denoised = len(tokens) - len(rows.last_final)
+        num_denoised, shape = len(tokens) - len(rows.last_final), denoised.wanted.shape
+        no_confidence = np.full(shape, -np.inf, dtype=confidence.dtype)
+        outcome = Outcome(np.zeros(shape, dtype=np.int64), no_confidence, tokens[num_denoised:], 0.0)
         outcome.tokens[denoised.wanted] = tokens[:num_denoised]
         outcome.confidence[denoised.wanted] = confidence[:num_denoised]
         return outcome._replace(duration_s=perf_counter() - start_s)

@@ -323,17 +323,9 @@ class SharedTables(BlockTables):
     """Block tables with a prefix cache of units of ``unit`` tokens. K/V of unused units stays until room is needed. The least recently used
     goes first, and the last unit of a sequence before its others."""
 
-    def __init__(
-        self,
-        *,
-        num_slots: int,
-        num_blocks: int,
-        block_size: int,
-        max_len: int,
-        diffusion_block: int,
-        caches: bool = True,
-    ) -> None:
-        super().__init__(num_slots=num_slots, num_blocks=num_blocks, block_size=block_size, max_len=max_len)
+    def __init__(self, *, block_size: int, diffusion_block: int, caches: bool = True, **sizes: int) -> None:
+        """``sizes`` are those of ``BlockTables``."""
+        super().__init__(block_size=block_size, **sizes)
         require(
             block_size % diffusion_block == 0 or diffusion_block % block_size == 0,
             f"block_size={block_size} of the pool must divide the diffusion block of {diffusion_block} tokens, or be a multiple of it",

@@ -271,17 +271,8 @@ class TorchWorker:
         return sequence
 
     def enqueue(self, sequence: SessionState, kind: TaskKind, history: int, tokens: int, at_s: float) -> None:
-        task = sequence.task = PrefillTask(
-            self._num_tasks,
-            sequence.session.session_id,
-            sequence.order,
-            sequence.round_index,
-            kind,
-            history,
-            tokens,
-            at_s,
-            at_s,
-        )
+        identity = self._num_tasks, sequence.session.session_id, sequence.order, sequence.round_index
+        task = sequence.task = PrefillTask(*identity, kind, history, tokens, at_s, at_s)
         self._num_tasks += 1
         if self._estimate_s is not None:
             task.estimate_s = self._estimate_s(history, tokens)
