@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing import parent_process
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -102,6 +103,13 @@ def delay_signals() -> Iterator[None]:
             signal.signal(number, handler)
         for late in received:
             signal.raise_signal(late)
+
+
+def end_with_parent(exit_code: int = 1) -> None:
+    """Wait for the parent's end, and end this process with it: nobody else would stop it. Call this in a thread."""
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(exit_code)
 
 
 GROUPS = Path("/sys/fs/cgroup")

@@ -20,7 +20,7 @@ from torch import Tensor
 from engines.attention.backends import Spans, VarlenAttention
 from engines.attention.registry import attention_backend
 from engines.blockdiffusion.sequence import BlockStepPlan, Denoised, Outcome, SharedTables, Work
-from engines.dllm.denoise import Reduced, Reduction, Sampling, concat
+from engines.dllm.denoise import Reduction, Sampling, concat
 from engines.errors import require
 from engines.kernels.probe import HostKernels, TritonKernels
 from engines.models.block_config import BlockConfig
@@ -200,15 +200,6 @@ def step_draws(
     )
 
 
-def reduce_hidden(
-    model: PackedModel, hidden: Tensor, reduction: Reduction, draws: BlockDraws | None, *, max_rows: int
-) -> Reduced:
-    """Return token and confidence of hidden states [m, d], with at most ``max_rows`` rows of logits at a time. Parts have nearly equal sizes:
-    none is so small that it would be summed in another order."""
-    parts = equal_parts(len(hidden), max_rows)
-    return concat(reduction(model.logits(hidden[part]), None if draws is None else draws.rows(part)) for part in parts)
-
-
 def equal_parts(count: int, max_rows: int) -> list[slice]:
     bounds = np.linspace(0, count, -(-count // max_rows) + 1).astype(int).tolist()
     return [slice(start, end) for start, end in pairwise(bounds)]
@@ -342,7 +333,11 @@ class TorchBlockExecutor:
         if draws is not None and len(index) > len(wanted):
             draws = draws.rows(self._staging.ints([*range(len(wanted)), *[0] * (len(index) - len(wanted))]))
         picked = hidden.index_select(0, self._staging.ints(index))
-        token, confidence = reduce_hidden(self.model, picked, self._reduction, draws, max_rows=self._max_num_logits)
+        # Parts have nearly equal sizes: none is so small that it would be summed in another order.
+        token, confidence = concat(
+            self._reduction(self.model.logits(picked[part]), None if draws is None else draws.rows(part))
+            for part in equal_parts(len(picked), self._max_num_logits)
+        )
         # One transfer, the only one that waits for the device.
         values = torch.stack((token.double(), confidence.double())).cpu().numpy()
         require(

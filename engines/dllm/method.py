@@ -6,7 +6,7 @@ own method (§4.5) is for continuous batching alone.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -208,18 +208,12 @@ class Method(ABC):
         return executor  # type: ignore[no-any-return]
 
     def alone(
-        self,
-        model: "DiffusionModel",
-        config: EngineConfig,
-        sampler: Sampler,
-        request: Request,
-        *,
-        stop_ids: Collection[int] | None,
+        self, model: "DiffusionModel", config: EngineConfig, sampler: Sampler, request: Request, **options: Any
     ) -> Engine:
-        """Make an engine whose memory is sized for one request."""
+        """Make an engine whose memory is sized for one request; ``options`` are the executor's."""
         rows = sampler.rows_of_request(request.total_len, request.generation)
         scheduler = PhaseScheduler(config, KvPool(rows), sampler.rule, exact_steps=sampler.exact_steps)
-        return Engine(scheduler, self.torch_executor("packed")(model, config, rows, num_slots=1, stop_ids=stop_ids))
+        return Engine(scheduler, self.torch_executor("packed")(model, config, rows, num_slots=1, **options))
 
     def torch_executor(self, batching: str) -> Any:
         module, _, name = self.torch_executors[batching].partition(":")

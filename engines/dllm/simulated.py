@@ -228,16 +228,13 @@ class RooflineExecutor:
         return self.charged(plan, work if self._notes is None else self._notes.with_notes(plan, work))
 
     def charged(self, plan: StepPlan, work: StepWork) -> StepOutcome:
-        duration, bound = self._price(work)
+        price = self._seconds.get(work)
+        if price is None:
+            copied = with_copies(work, self.roofline.shape, self.copied_bytes_per_logit)
+            price = self._seconds[work] = self.roofline.total_s(copied), self.roofline.lower_bound_s(work)
+        duration, bound = price
         committed = tuple([item.commit for item in plan.items])
         return StepOutcome(committed, work.query_rows, work.logit_rows, duration, duration, bound_s=bound)
-
-    def _price(self, work: StepWork) -> tuple[float, float]:
-        priced = self._seconds.get(work)
-        if priced is None:
-            copied = with_copies(work, self.roofline.shape, self.copied_bytes_per_logit)
-            priced = self._seconds[work] = self.roofline.total_s(copied), self.roofline.lower_bound_s(work)
-        return priced
 
     def work(self, plan: StepPlan) -> StepWork:
         """Work of one step. Call it once for each step, in order, because some methods count the calls."""

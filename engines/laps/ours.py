@@ -366,7 +366,9 @@ class OnTime:
         step = Filling(at, self._model, self.config.max_num_seqs, goes_past=True)
         spent_s = step.fill(tasks, share * budget_s, rounds_up=True) if share else 0.0
         spent_s += step.fill(self._hasten(split.kept, budget_s, 1 - share, now), budget_s - spent_s)
-        step.fill(self._sort_aged(split.given_up), budget_s - spent_s)
+        aging = self.config.aging
+        given_up = sorted(split.given_up, key=lambda task: (self._work_s(task) + aging * task.ready_s, task.task_id))
+        step.fill(given_up, budget_s - spent_s)
         for task in step.admitted:
             queue.pull(task)
         shares = list(step.shares.values())
@@ -382,11 +384,6 @@ class OnTime:
         slacks_s = [haste / self._pace * (task.ready_s + self._slo_s - now) for task in kept]
         limits_s = work_by(slacks_s, budget_s=budget_s, overhead_s=overhead_s, rate=rate, all_s=sum(works_s))
         return [kept[index] for index in shorter_first(works_s, limits_s)]
-
-    def _sort_aged(self, given_up: Sequence[PrefillTask]) -> Sequence[PrefillTask]:
-        """Sort by remaining work less aging."""
-        aging = self.config.aging
-        return sorted(given_up, key=lambda task: (self._work_s(task) + aging * task.ready_s, task.task_id))
 
     def _measure(self, tasks: Sequence[PrefillTask], now: float) -> None:
         """Update the pace if a task of the last step is still there: then this step follows it at once. Otherwise time may have passed."""

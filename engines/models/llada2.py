@@ -49,7 +49,9 @@ class ExpertRouter(nn.Module):
         """
         config = self._config
         n, groups = h.shape[0], config.num_groups
-        scores = torch.sigmoid(F.linear(_wide(h), self.weight))[:n]
+        missing = LEAST_ROWS - n if h.device.type == "cpu" else 0
+        rows = F.pad(h.float(), (0, 0, 0, missing)) if missing > 0 else h.float()
+        scores = torch.sigmoid(F.linear(rows, self.weight))[:n]
         by_group = (scores + self.expert_bias).view(n, groups, -1)
         best = by_group.topk(2, dim=-1).values.sum(dim=-1).topk(config.groups_per_token, dim=-1, sorted=False).indices
         is_shut = torch.ones((n, groups), dtype=torch.bool, device=h.device).scatter_(1, best, False)
@@ -59,12 +61,6 @@ class ExpertRouter(nn.Module):
         return chosen, weights / (weights.sum(dim=-1, keepdim=True) + 1e-20) * config.scaling
 
     __call__ = forward
-
-
-def _wide(h: Tensor) -> Tensor:
-    """Return the rows in float32, on a CPU padded with zeros to at least ``LEAST_ROWS`` rows."""
-    missing = LEAST_ROWS - h.shape[0] if h.device.type == "cpu" else 0
-    return F.pad(h.float(), (0, 0, 0, missing)) if missing > 0 else h.float()
 
 
 class Expert(nn.Module):

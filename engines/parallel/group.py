@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engines.errors import UserError
-from engines.machine import delay_signals
+from engines.machine import delay_signals, end_with_parent
 from engines.models.config import span
 from engines.models.loader import check_device
 
@@ -315,7 +315,7 @@ def _run(rank: int, size: int, device: str, port: int, pipe: Connection, entry: 
     """Run a follower's process."""
     # Ctrl-C reaches every process of the terminal; rank 0 decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     status = 1
     try:
         pipe.send(_Said("ready"))
@@ -333,10 +333,3 @@ def _run(rank: int, size: int, device: str, port: int, pipe: Connection, entry: 
         sys.stderr.flush()
         # An orderly end would wait for a device that waits for the other ranks, and torch's threads do not like one.
         os._exit(status)
-
-
-def _die_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)

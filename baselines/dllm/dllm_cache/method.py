@@ -1,8 +1,8 @@
 """dLLM-Cache as a method: its intervals, its memory, the work of its steps, and its executors."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from baselines.dllm.dllm_cache.schedule import BatchClock, CacheStep, FeatureCacheConfig, refuse_unsupported
 from baselines.dllm.dream import dream_decode
@@ -231,16 +231,10 @@ class DllmCache(PublishedMethod):
         return _features(sampler)
 
     def alone(
-        self,
-        model: "DiffusionModel",
-        config: EngineConfig,
-        sampler: Sampler,
-        request: Request,
-        *,
-        stop_ids: Collection[int] | None,
+        self, model: "DiffusionModel", config: EngineConfig, sampler: Sampler, request: Request, **options: Any
     ) -> Engine:
         scheduler = StaticBatchScheduler(config, KvPool(0), sampler.rule, batch_size=1)
-        return Engine(scheduler, self.static_torch(model, config, sampler, 0, batch_size=1, stop_ids=stop_ids))
+        return Engine(scheduler, self.static_torch(model, config, sampler, 0, batch_size=1, **options))
 
     # ---- packed steps -----------------------------------------------------------------------
 

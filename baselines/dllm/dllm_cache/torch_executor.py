@@ -106,7 +106,7 @@ def feature_cache_executor(
     )
     attention = batch_attention(next(model.parameters()), model.config.head_dim)
     # Which rows it recomputes depends on how similar values are, sometimes on their last bits: norms stay torch's.
-    shared = Shared.of(model, config, num_slots=batch_size, attention=attention, host_norms=False)
+    shared = Shared(model, config, num_slots=batch_size, attention=attention, host_norms=False)
     residual, reduction = Residual(), shared.kernels.reduction
     forward = FeatureForward(
         model,

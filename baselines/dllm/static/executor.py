@@ -234,7 +234,7 @@ def padded_executor(
     it would get alone."""
     # A batch attends as it is, in one call; nothing here is ragged.
     attention = batch_attention(next(model.parameters()), model.config.head_dim)
-    shared = Shared.of(model, config, num_slots=batch_size, attention=attention)
+    shared = Shared(model, config, num_slots=batch_size, attention=attention)
     kernels, state, staging, timer = shared.kernels, shared.state, shared.staging, shared.timer
     pool = shared.pool(kv_rows)
     pool.fill_with_zeros()

@@ -10,9 +10,9 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 
 from engines.ampd.live.store import Store
-from engines.ampd.live.worker import FAULT, WorkerSpec, end_with_parent
+from engines.ampd.live.worker import FAULT, WorkerSpec
 from engines.errors import RunError
-from engines.machine import delay_signals
+from engines.machine import delay_signals, end_with_parent
 
 STOP_S = 5.0
 LOOK_S = 1.0
@@ -146,7 +146,7 @@ def start_server() -> None:
 
 def run_worker(spec: WorkerSpec) -> None:
     """Run a worker, in its own process."""
-    threading.Thread(target=end_with_parent, name="end with parent", daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(0,), name="end with parent", daemon=True).start()
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     import torch
 

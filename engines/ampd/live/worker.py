@@ -1,12 +1,10 @@
 """The common part of prefill and decode workers: their identity in the store, their heartbeat, and how they claim a prefill."""
 
-import os
 import signal
 import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from multiprocessing import parent_process
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -190,10 +188,3 @@ def _warm(executor: PagedExecutor) -> None:
     executor.write(slot, 0, np.zeros(8, dtype=np.int64))
     executor.run(PackedWork.of([(slot, 0, 8, True)]))
     executor.close_slot(slot)
-
-
-def end_with_parent() -> None:
-    """End with the parent: nobody else would stop this process, and it may be waiting for a Redis that is gone as well."""
-    if (parent := parent_process()) is not None:
-        parent.join()
-        os._exit(0)

@@ -31,7 +31,7 @@ from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.errors import require
 from engines.machine import without_collection
 from engines.models.protocol import Attend, DiffusionModel
-from engines.runtime.device import PoolTensors, Staging, Store, on, staging_to
+from engines.runtime.device import PoolTensors, Store, on, staging_to
 from engines.runtime.graphs import Recorder
 from engines.runtime.step_timer import StepTimer, timer_of
 
@@ -117,23 +117,11 @@ class PackedAttend:
         return over(refresh_rows, refresh_rows, spans[0]), over(reuse_rows, slice(None), spans[1])
 
 
-@dataclass(frozen=True, kw_only=True)
 class Shared:
     """The parts that every system's executor has, for one model and configuration."""
 
-    model: DiffusionModel
-    config: EngineConfig
-    device: torch.device
-    kernels: KernelChoice
-    recorder: Recorder | None
-    """Captures forwards; None if they are not captured."""
-    state: RequestState
-    staging: Staging
-    timer: StepTimer
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         model: DiffusionModel,
         config: EngineConfig,
         *,
@@ -141,34 +129,26 @@ class Shared:
         attention: VarlenAttention | None = None,
         recorder: Recorder | None = None,
         host_norms: bool = True,
-    ) -> "Shared":
-        """Make the shared parts. At most ``num_slots`` requests are resident, by default ``max_num_seqs``. ``attention`` is the backend of
-        a system without a choice of one. ``recorder`` captures forwards instead of the device's own; ``host_norms`` is as in
-        ``KernelChoice.fuse_layers``."""
-        shape, device = model.config, next(model.parameters()).device
-        with on(device):
-            kernels, staging = KernelChoice(model, config, attention=attention), staging_to(device)
-            kernels.fuse_layers(host_norms=host_norms)
-            recorder = recorder or kernels.recorder()
-        state = RequestState(
+    ) -> None:
+        """At most ``num_slots`` requests are resident, by default ``max_num_seqs``. ``attention`` is the backend of a system without a
+        choice of one. ``recorder`` captures forwards instead of the device's own; ``host_norms`` is as in ``KernelChoice.fuse_layers``."""
+        shape, self.device = model.config, next(model.parameters()).device
+        self.model, self.config = model, config
+        with on(self.device):
+            self.kernels, self.staging = KernelChoice(model, config, attention=attention), staging_to(self.device)
+            self.kernels.fuse_layers(host_norms=host_norms)
+            self.recorder = recorder or self.kernels.recorder()
+            """Captures forwards; None if they are not captured."""
+        self.state = RequestState(
             shape,
-            staging,
+            self.staging,
             num_slots=num_slots or config.max_num_seqs,
             max_len=min(config.max_model_len, shape.max_sequence_length),
-            device=device,
-            spare=int(recorder is not None),
+            device=self.device,
+            spare=int(self.recorder is not None),
             settles=config.settling.settles,
         )
-        return cls(
-            model=model,
-            config=config,
-            device=device,
-            kernels=kernels,
-            recorder=recorder,
-            state=state,
-            staging=staging,
-            timer=timer_of(device),
-        )
+        self.timer = timer_of(self.device)
 
     def pool(self, kv_rows: int) -> PoolTensors:
         """A pool of ``kv_rows`` rows, and one more for the padding of captured graphs."""
@@ -230,7 +210,7 @@ def packed_executor(
 ) -> TorchExecutor:
     """Make dLLM-Serve's executor, with a pool of ``kv_rows`` rows; see ``Shared`` for the rest."""
     config.sparsity.check_layers(model.config.n_layers)
-    shared = Shared.of(model, config, num_slots=num_slots, recorder=recorder)
+    shared = Shared(model, config, num_slots=num_slots, recorder=recorder)
     kernels, state, staging, timer = shared.kernels, shared.state, shared.staging, shared.timer
     pool = shared.pool(kv_rows)
     graphs = None
