@@ -124,7 +124,7 @@ class _Policies(NamedTuple):
         batchings = [system.make_batching() for _ in range(num_instances)]
         pairs = [(each.batching, each.choice) if type(each) is WithGraphs else (each, None) for each in batchings]
         rules, choices = {rule_of(batching) for batching, _ in pairs}, {id(choice): choice for _, choice in pairs}
-        rule, graphs = rules.pop(), _Graphs.of(choices.popitem()[1])
+        rule, graphs = rules.pop(), _graphs_of(choices.popitem()[1])
         queue, router, works = system.make_queue(), rule_of(system.make_router()), _terms_of(system.work_s)
         is_classed = type(queue) is ClassQueue
         if rules or choices or graphs is None or router is None or works is None or rule is None or rule.terms is None:
@@ -134,8 +134,9 @@ class _Policies(NamedTuple):
         if not is_classed and type(queue) not in (PrefillQueue, OpenQueue):
             return None
         depths = rule.limits[_OF_TEMPORAL + _OF_WAITING :] if is_classed else ()
+        graph_numbers, graph_arrays, modes = graphs
         numbers = {
-            **graphs.numbers,
+            **graph_numbers,
             "num_depths": len(depths),
             "batching_kind": _BATCHING.index(rule.kind),
             "router_kind": _ROUTING.index(router.kind),
@@ -143,7 +144,7 @@ class _Policies(NamedTuple):
             "has_works": bool(works),
         }
         arrays = {
-            **graphs.arrays,
+            **graph_arrays,
             "depths": np.array(depths, dtype=np.int64),
             "batching": _floats(*rule.limits),
             "wait": _floats(*(rule.limits[_OF_TEMPORAL:] if is_classed else [0.0] * _OF_WAITING)),
@@ -151,7 +152,7 @@ class _Policies(NamedTuple):
             "work_model": _terms(works),
             "router": _floats(*router.limits),
         }
-        return cls(numbers, arrays, graphs.modes, getattr(pairs[0][0], "config", None))
+        return cls(numbers, arrays, modes, getattr(pairs[0][0], "config", None))
 
     def factors(self, num: int) -> Floats | None:
         if not getattr(self.belief, "misjudged", 0.0):
@@ -167,45 +168,38 @@ def _terms_of(work_s: Any) -> tuple[float, ...] | None:
     return model.terms if type(model) is StepModel and work_s == model.work_s else None
 
 
-class _Graphs(NamedTuple):
-    """How steps choose among captured shapes."""
-
-    numbers: Mapping[str, Any]
-    arrays: Mapping[str, Any]
-    modes: Sequence[str]
-
-    @classmethod
-    def of(cls, choice: object) -> "_Graphs | None":
-        rule = Rule("none") if choice is None else rule_of(choice)
-        times = getattr(choice, "times", None)
-        if rule is None or not (times is None or type(times) is StepModel):
-            return None
-        shapes: list[Any] = []
-        lengths = batches = cover_index = list[int]()
-        if isinstance(choice, Ladder):
-            shapes = choice.rungs
-        elif isinstance(choice, Nearest):
-            lengths, batches = choice.lengths, choice.batches
-            cells = [shape for row in choice.cover for shape in row]
-            shapes = [*dict.fromkeys(shape for shape in cells if shape is not None)]
-            cover_index = [-1 if shape is None else shapes.index(shape) for shape in cells]
-        numbers = {
-            "choice": ("none", "nearest", "ladder").index(rule.kind),
-            "compares": times is not None,
-            "num_shapes": len(shapes),
-            "num_lengths": len(lengths),
-            "num_batches": len(batches),
-            "most_padding": rule.limits[0] if rule.limits else math.inf,
-        }
-        sizes = [(shape.length, shape.batch) if isinstance(shape, Bucket) else (shape.tokens, 0) for shape in shapes]
-        arrays = {
-            **{name: np.array(values, dtype=np.int64) for name, values in (("lengths", lengths), ("batches", batches))},
-            "cover": np.array(cover_index, dtype=np.int64),
-            "shapes": np.array(sizes, dtype=np.int64),
-            "shape_s": _floats(*(0.0 if times is None else times.shapes[shape] for shape in shapes)),
-            "graph_model": _terms(() if times is None else times.terms),
-        }
-        return cls(numbers, arrays, [label(mode) for mode in (None, Fallback(), *shapes)])
+def _graphs_of(choice: object) -> tuple[dict[str, Any], dict[str, Any], list[str]] | None:
+    """Return the core's numbers and arrays about how steps choose among captured shapes, and the names of their modes."""
+    rule = Rule("none") if choice is None else rule_of(choice)
+    times = getattr(choice, "times", None)
+    if rule is None or not (times is None or type(times) is StepModel):
+        return None
+    shapes: list[Any] = []
+    lengths = batches = cover_index = list[int]()
+    if isinstance(choice, Ladder):
+        shapes = choice.rungs
+    elif isinstance(choice, Nearest):
+        lengths, batches = choice.lengths, choice.batches
+        cells = [shape for row in choice.cover for shape in row]
+        shapes = [*dict.fromkeys(shape for shape in cells if shape is not None)]
+        cover_index = [-1 if shape is None else shapes.index(shape) for shape in cells]
+    numbers = {
+        "choice": ("none", "nearest", "ladder").index(rule.kind),
+        "compares": times is not None,
+        "num_shapes": len(shapes),
+        "num_lengths": len(lengths),
+        "num_batches": len(batches),
+        "most_padding": rule.limits[0] if rule.limits else math.inf,
+    }
+    sizes = [(shape.length, shape.batch) if isinstance(shape, Bucket) else (shape.tokens, 0) for shape in shapes]
+    arrays = {
+        **{name: np.array(values, dtype=np.int64) for name, values in (("lengths", lengths), ("batches", batches))},
+        "cover": np.array(cover_index, dtype=np.int64),
+        "shapes": np.array(sizes, dtype=np.int64),
+        "shape_s": _floats(*(0.0 if times is None else times.shapes[shape] for shape in shapes)),
+        "graph_model": _terms(() if times is None else times.terms),
+    }
+    return numbers, arrays, [label(mode) for mode in (None, Fallback(), *shapes)]
 
 
 def label(mode: object) -> str:

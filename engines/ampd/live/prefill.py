@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,14 +26,6 @@ class _Staged(NamedTuple):
     have: int
 
 
-class _Sent(NamedTuple):
-    claimed: Claimed
-    token: int
-    have: int
-    payload: memoryview
-    computed_s: float
-
-
 class PrefillProcess:
     def __init__(self, spec: WorkerSpec) -> None:
         self.worker, self.executor = LiveWorker(spec), executor_of(spec)
@@ -41,7 +33,8 @@ class PrefillProcess:
         self._place = threading.Semaphore(1)
         """Held by the one task that may be staged."""
         self._staged: queue.SimpleQueue[_Staged] = queue.SimpleQueue()
-        self._outgoing: queue.SimpleQueue[_Sent] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[tuple[Claimed, int, int, memoryview, float]] = queue.SimpleQueue()
+        """Computed tasks: first token, number of cached tokens, computed K/V and the time."""
         self._is_busy = False
         self._busy_s = 0.0
         self._fault: BaseException | None = None
@@ -93,7 +86,7 @@ class PrefillProcess:
         self._busy_s += time.perf_counter() - start_s
         worker.said["busy_prefill_s"] = self._busy_s
         if worker.call("computed", task.task_id, claimed.fence, end - num_cached) == b"ok":
-            self._outgoing.put(_Sent(claimed, token, num_cached, payload, worker.store.clock.now()))
+            self._outgoing.put((claimed, token, num_cached, payload, worker.store.clock.now()))
 
     def _prefill(self, staged: _Staged, end: int) -> tuple[int, memoryview]:
         """Return the first token and the computed K/V."""
@@ -154,16 +147,8 @@ class PrefillProcess:
             except queue.Empty:
                 continue
             task = claimed.task
-            header: dict[str, Any] = {
-                "what": "land",
-                "session": task.session_id,
-                "order": task.order,
-                "epoch": claimed.epoch,
-                "task": task.task_id,
-                "fence": claimed.fence,
-                "start": num_cached,
-                "token": token,
-            }
+            header = {"what": "land", "session": task.session_id, "order": task.order, "epoch": claimed.epoch}
+            header |= {"task": task.task_id, "fence": claimed.fence, "start": num_cached, "token": token}
             try:
                 peers.ask(claimed.address, header, payload)
             except OSError:
