@@ -39,30 +39,26 @@ Part = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Attends the Refresh or the Reuse rows of q to k and v; writes into the given output or its own, and returns which."""
 
 
+@dataclass(frozen=True)
 class PackedAttend:
     """Attention of packed steps. It writes to the pool the rows of Reuse requests, and the retained rows of requests that build their
     cache. ``whole_layer`` keeps every row while the other layers select."""
 
-    def __init__(
-        self,
-        pool: PoolTensors,
-        attention: VarlenAttention,
-        store: Store,
-        timer: StepTimer,
-        whole_layer: int | None = None,
-    ) -> None:
-        self._pool, self._attention, self._store, self._timer = pool, attention, store, timer
-        self._whole_layer = whole_layer
+    pool: PoolTensors
+    attention: VarlenAttention
+    store: Store
+    timer: StepTimer
+    whole_layer: int | None = None
 
     def __call__(self, items: Sequence[PlanItem], rows: StepRows, pad_to: int | None) -> Attend:
         whole = self._layers(rows)
         if rows.selecting is None:
             return whole
-        selecting, whole_layer = self._layers(rows.selecting), self._whole_layer
+        selecting, whole_layer = self._layers(rows.selecting), self.whole_layer
         return lambda layer, q, k, v: (whole if layer == whole_layer else selecting)(layer, q, k, v)
 
     def _layers(self, rows: StepRows) -> Attend:
-        pool, timer, store = self._pool, self._timer, self._store
+        pool, timer, store = self.pool, self.timer, self.store
         reuse_rows = slice(rows.num_refresh_rows, rows.num_rows)
         refresh, reuse = self._by_runs(rows) if rows.spans is None else self._by_spans(rows, rows.spans)
         joins = rows.spans is None or bool(rows.refresh_runs and rows.reuse_q_runs)
@@ -102,7 +98,7 @@ class PackedAttend:
 
     def _by_spans(self, rows: StepRows, spans: tuple[Spans, Spans]) -> tuple[Part, Part]:
         """Attend a step with only Refresh or only Reuse rows as a whole, into the backend's own output."""
-        attention, is_mixed = self._attention, bool(rows.refresh_runs and rows.reuse_q_runs)
+        attention, is_mixed = self.attention, bool(rows.refresh_runs and rows.reuse_q_runs)
         refresh_rows, reuse_rows = slice(0, rows.num_refresh_rows), slice(rows.num_refresh_rows, rows.num_rows)
 
         def over(queries: slice, keys: slice, spans: Spans) -> Part:

@@ -1,6 +1,7 @@
 """Places the rows of a step on the device: all of its metadata in one transfer, shared by the steps of a block."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol, TypedDict
 
@@ -51,36 +52,29 @@ class RowLayout(Protocol):
     def of(self, items: Sequence[PlanItem], table: ItemTable, pad_to: int | None) -> HostRows: ...
 
 
+@dataclass(eq=False)
 class Layouts:
-    """Keeps the last step's layout for the next step if that computes the same rows.
+    """Keeps the last step's layout for the next step if that computes the same rows."""
 
-    ``wants_every_place``: committed positions get logits too.
-    """
-
-    def __init__(
-        self,
-        state: RequestState,
-        rows: RowLayout,
-        staging: Staging,
-        timer: StepTimer,
-        *,
-        shifts_logits: bool,
-        wants_every_place: bool,
-    ) -> None:
-        self._state, self._rows = state, rows
-        self._staging, self._timer = staging, timer
-        self._shifts_logits, self._wants_every_place = shifts_logits, wants_every_place
-        self._last: tuple[object, StepLayout] | None = None
+    state: RequestState
+    rows: RowLayout
+    staging: Staging
+    timer: StepTimer
+    _: KW_ONLY
+    shifts_logits: bool
+    wants_every_place: bool
+    """Whether committed positions get logits too."""
+    _last: tuple[object, StepLayout] | None = field(default=None, init=False)
 
     def of(self, items: Sequence[PlanItem], pad_to: int | None) -> StepLayout:
-        slots = self._state.slots(items)
+        slots = self.state.slots(items)
         key = (
             pad_to,
-            self._timer.detailed,
+            self.timer.detailed,
             slots,
             [(i.phase, i.total_len, i.block_start, i.block_end, i.window_end, i.kept_rows, i.kv_start) for i in items],
             # Rows settle from step to step, and the device must know the step in which a token was committed.
-            [i[_FROM:] for i in items] if self._state.settles else [i[_CHOICES:] for i in items],
+            [i[_FROM:] for i in items] if self.state.settles else [i[_CHOICES:] for i in items],
         )
         if self._last is None or self._last[0] != key:
             self._last = key, self._new(items, ItemTable.of(items, slots), pad_to)
@@ -91,28 +85,28 @@ class Layouts:
 
     def _new(self, items: Sequence[PlanItem], table: ItemTable, pad_to: int | None) -> StepLayout:
         """Send all metadata in one transfer, except the candidates'."""
-        host = self._rows.of(items, table, pad_to)
-        block_rows = BlockRows.of(table, host.packed.base, width=self._state.width, shifts_logits=self._shifts_logits)
+        host = self.rows.of(items, table, pad_to)
+        block_rows = BlockRows.of(table, host.packed.base, width=self.state.width, shifts_logits=self.shifts_logits)
         arrays = [block_rows.position, block_rows.packed, block_rows.flat, table.slot]
-        if self._state.settles:
+        if self.state.settles:
             arrays.append(table.step_in_block[:, None])
         if block_rows.inside is not None:
             arrays.append((~block_rows.inside).astype(np.int64))
         fresh_rows = FreshRows.of(table, host.packed.base)
         fresh_arrays = () if fresh_rows is None else fresh_rows.arrays()
-        sent = self._staging.send(*arrays, *host.arrays, *fresh_arrays)
+        sent = self.staging.send(*arrays, *host.arrays, *fresh_arrays)
         positions, block_packed, flat, slot, *others = sent[: len(arrays)]
-        step = others.pop(0) if self._state.settles else None
+        step = others.pop(0) if self.state.settles else None
         block = BlockPlaces(positions, block_packed, flat, others[0] != 0 if others else None, slot, step)
         fresh = None
         if fresh_arrays:
-            fresh = self._state.fresh_rows(block, sent[-len(fresh_arrays) :])
+            fresh = self.state.fresh_rows(block, sent[-len(fresh_arrays) :])
             block = block._replace(packed=fresh.packed)
         all_cells = None
-        if self._wants_every_place:
+        if self.wants_every_place:
             row = block_rows.packed.ravel()
             is_every_row = len(row) == host.packed.num_rows >= MIN_ROWS and bool((row == np.arange(len(row))).all())
-            all_cells = first_places(table.block_end - table.block_start, block, None, self._staging)
+            all_cells = first_places(table.block_end - table.block_start, block, None, self.staging)
             all_cells = all_cells._replace(is_every_row=is_every_row)
         return StepLayout(
             num_rows=host.packed.num_rows, rows=host.on_device(sent[len(arrays) :], fresh), block=block, every=all_cells
@@ -149,44 +143,37 @@ class SelectingLayers(NamedTuple):
     selection: SelectAndPack
 
 
+@dataclass(eq=False)
 class PackedLayout:
     """Lays out one forward over all requests' rows, those of Refresh requests first; a captured graph replays it if one holds them."""
 
-    def __init__(
-        self,
-        model: DiffusionModel,
-        state: RequestState,
-        timer: StepTimer,
-        selection: SelectAndPack,
-        attend: AttendFactory,
-        *,
-        sends_spans: bool,
-        selecting: SelectingLayers | None = None,
-        graphs: StepGraphs | None = None,
-        row_lengths: RowLengths | None = None,
-    ) -> None:
-        """Without ``row_lengths``, a request's rows are its query tokens, without padding."""
-        self._model, self._state, self._timer = model, state, timer
-        self._selection, self._attend = selection, attend
-        self._sends_spans, self._selecting = sends_spans, selecting
-        self._graphs = graphs
-        self._row_lengths = row_lengths
+    model: DiffusionModel
+    state: RequestState
+    timer: StepTimer
+    selection: SelectAndPack
+    attend: AttendFactory
+    _: KW_ONLY
+    sends_spans: bool
+    selecting: SelectingLayers | None = None
+    graphs: StepGraphs | None = None
+    row_lengths: RowLengths | None = None
+    """Without it, a request's rows are its query tokens, without padding."""
 
     def of(self, items: Sequence[PlanItem], table: ItemTable, pad_to: int | None) -> HostRows:
-        lengths = None if self._row_lengths is None else self._row_lengths(items, pad_to)
-        packed = PackedRows.of(table, lengths, width=self._state.width, least=MIN_ROWS)
+        lengths = None if self.row_lengths is None else self.row_lengths(items, pad_to)
+        packed = PackedRows.of(table, lengths, width=self.state.width, least=MIN_ROWS)
         build = BuildRows.of(table, items, packed.base)
-        is_plain = build is None and not self._state.guided and table.keys()[2] is None
-        if self._graphs is not None and is_plain and not self._timer.detailed:
-            key = self._graphs.key_of(table, packed)
+        is_plain = build is None and not self.state.guided and table.keys()[2] is None
+        if self.graphs is not None and is_plain and not self.timer.detailed:
+            key = self.graphs.key_of(table, packed)
             if key is not None:
                 graph = GraphRows(key, table, packed)
                 return HostRows(packed, on_device=lambda _, fresh: graph._replace(fresh=fresh))
         arrays = [packed.position, packed.flat, packed.pool_row]
-        keys = [self._keys(items, table, packed, self._selection)]
-        if self._selecting is not None:
-            selecting_table = table.selecting(self._selecting.sparsity)
-            keys.append(self._keys(items, selecting_table, packed, self._selecting.selection))
+        keys = [self._keys(items, table, packed, self.selection)]
+        if self.selecting is not None:
+            selecting_table = table.selecting(self.selecting.sparsity)
+            keys.append(self._keys(items, selecting_table, packed, self.selecting.selection))
 
         def on_device(sent: Sequence[Tensor], fresh: Fresh | None) -> EagerRows:
             if fresh is not None:
@@ -205,7 +192,7 @@ class PackedLayout:
                 **first,
             )
             rows = rows._replace(selecting=rows._replace(**rest[0]) if rest else None)
-            return EagerRows(rows, self._model.rotary(rows.position), self._attend(items, rows, pad_to))
+            return EagerRows(rows, self.model.rotary(rows.position), self.attend(items, rows, pad_to))
 
         return HostRows(packed, [*arrays, *(array for part in keys for array in part.arrays)], on_device)
 
@@ -215,14 +202,14 @@ class PackedLayout:
         m, arrays = table.num_refresh, list[Ints]()
         start, key_len, gathered = table.keys()
         start, key_len = start[m:], key_len[m:]
-        if self._sends_spans:
+        if self.sends_spans:
             # ``Spans`` of the Refresh sequences, then of the Reuse sequences, whose queries count from their own first row.
             lengths = np.diff(packed.base)
             reuse = SpanMetadata.of_lengths(lengths[m:], start, key_len)
             arrays.append(np.concatenate((*SpanMetadata.of_lengths(lengths[:m]), *reuse)).astype(np.int64))
         num_span_arrays, build = len(arrays), BuildRows.of(table, items, packed.base)
         if build is not None:
-            if self._state.settles:
+            if self.state.settles:
                 arrays += build.kept_blocks()
             arrays += selection.arrays(build)
         arrays += [] if gathered is None else [gathered]
@@ -230,7 +217,7 @@ class PackedLayout:
         def on_device(sent: Sequence[Tensor]) -> Keys:
             return {
                 "reuse_k_runs": list(zip(start.tolist(), (start + key_len).tolist(), strict=True)),
-                "spans": _spans(sent[0], packed, table, key_len) if self._sends_spans else None,
+                "spans": _spans(sent[0], packed, table, key_len) if self.sends_spans else None,
                 "pack": None if build is None else self._pack(build, selection, sent[num_span_arrays:]),
                 "key_rows": None if gathered is None else sent[-1],
             }
@@ -239,7 +226,7 @@ class PackedLayout:
 
     def _pack(self, build: BuildRows, selection: SelectAndPack, sent: Sequence[Tensor]) -> Pack:
         """Make the packing. If rows may settle, it also keeps the block's rows: the next step may leave out some."""
-        if not self._state.settles:
+        if not self.state.settles:
             return selection.pack(build, sent)
         source, target, *others = sent
         select = selection.pack(build, others)
