@@ -86,21 +86,21 @@ def _with_one_system(messages: Sequence[Message]) -> list[Message]:
 # ---- formats of checkpoints that ship no template ---------------------------------------------
 
 
-def _llada(messages: Sequence[Message], special_tokens: Mapping[str, str], *, is_asked: bool) -> str:
-    turns = [(m.role, m.content.strip() + "<|eot_id|>") for m in messages] + [("assistant", "")] * is_asked
+def _llada(messages: Sequence[Message], special_tokens: Mapping[str, str], *, add_generation_prompt: bool) -> str:
+    turns = [(m.role, m.content.strip() + "<|eot_id|>") for m in messages] + [("assistant", "")] * add_generation_prompt
     text = "".join(f"<|start_header_id|>{role}<|end_header_id|>\n\n{content}" for role, content in turns)
     return special_tokens.get("bos_token", "<|startoftext|>") + text
 
 
-def _chatml(messages: Sequence[Message], special_tokens: Mapping[str, str], *, is_asked: bool) -> str:
+def _chatml(messages: Sequence[Message], special_tokens: Mapping[str, str], *, add_generation_prompt: bool) -> str:
     turns = "".join(f"<|im_start|>{m.role}\n{m.content}<|im_end|>\n" for m in messages)
-    return turns + "<|im_start|>assistant\n" * is_asked
+    return turns + "<|im_start|>assistant\n" * add_generation_prompt
 
 
-def _story(messages: Sequence[Message], special_tokens: Mapping[str, str], *, is_asked: bool) -> str:
+def _story(messages: Sequence[Message], special_tokens: Mapping[str, str], *, add_generation_prompt: bool) -> str:
     """The format that the embedded model was trained with: it knows no turns, and answers one story."""
     text = "\n".join(m.content.strip() for m in messages).removeprefix("Story:").removesuffix("Answer:").strip()
-    return f"Story: {text}" + "\nAnswer:" * is_asked
+    return f"Story: {text}" + "\nAnswer:" * add_generation_prompt
 
 
 _EMBEDDED = "the embedded model"
@@ -138,11 +138,11 @@ class ChatTemplate:
         return self.source is not None and ("'developer'" in self.source or '"developer"' in self.source)
 
     def _render(self, messages: Sequence[Message], form: PromptForm) -> str:
-        is_asked = form.add_generation_prompt and not form.continue_final_message
+        add_generation_prompt = form.add_generation_prompt and not form.continue_final_message
         if self.source is None:
-            return _BUILT_IN[self.family](messages, self.special_tokens, is_asked=is_asked)
+            return _BUILT_IN[self.family](messages, self.special_tokens, add_generation_prompt=add_generation_prompt)
         turns = [{"role": m.role, "content": m.content, **m.further} for m in messages]
-        variables = {"messages": turns, "tools": None, "add_generation_prompt": is_asked}
+        variables = {"messages": turns, "tools": None, "add_generation_prompt": add_generation_prompt}
         return render_template(self.source, {**self.special_tokens, "documents": None, **form.variables, **variables})
 
     def encode(self, tokenizer: TextTokenizer, messages: Sequence[Message]) -> list[int]:

@@ -41,7 +41,7 @@ class DecoderAttention(RotaryAttention):
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def forward(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
-        return self.o_proj(self.attended(h, cos, sin, layer, attend))
+        return self.o_proj(self.attend_heads(h, cos, sin, layer, attend))
 
     __call__ = forward  # looking for hooks takes as long as a small product
 
@@ -55,7 +55,7 @@ class DecoderMLP(GatedMLP):
         self.gate_and_up = Products(self.gate_proj, self.up_proj)
 
     def forward(self, h: Tensor) -> Tensor:
-        return self.down_proj(self.gated(h))
+        return self.down_proj(self.activations(h))
 
     __call__ = forward
 
@@ -79,8 +79,8 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Takes and returns the residual stream [N, d] and a delta that is still to be added to it."""
         # Two calls, so that q, k and v are freed before the MLP's activations exist.
-        x, h = self.input_layernorm.of_sum(x, delta)
-        x, h = self.post_attention_layernorm.of_sum(x, getattr(self, self.ATTENTION)(h, cos, sin, layer, attend))
+        x, h = self.input_layernorm.add_and_norm(x, delta)
+        x, h = self.post_attention_layernorm.add_and_norm(x, getattr(self, self.ATTENTION)(h, cos, sin, layer, attend))
         return x, self.mlp(h)
 
     __call__ = forward

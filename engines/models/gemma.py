@@ -41,13 +41,13 @@ class GemmaNorm(RMSNorm):
     __call__ = forward
 
 
-def normed(x: Tensor, eps: float) -> Tensor:
+def normalize(x: Tensor, eps: float) -> Tensor:
     """Return x with an RMS norm along its last dimension, without a weight."""
     return F.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype)
 
 
 class GemmaMLP(DecoderMLP):
-    def gated(self, h: Tensor) -> Tensor:
+    def activations(self, h: Tensor) -> Tensor:
         gate, up = self.gate_and_up(h)
         return _gelu(gate) * up if gate.requires_grad else _gelu(gate).mul_(up)
 
@@ -68,7 +68,7 @@ class GemmaRouter(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the experts [n, k] of rows [n, d], and their weights [n, k] float32."""
-        scores = self.proj(normed(x, self._eps) * self.scale * self._factor)
+        scores = self.proj(normalize(x, self._eps) * self.scale * self._factor)
         weights, chosen = torch.softmax(scores.float(), dim=-1).topk(self._chosen, dim=-1)
         weights = weights / weights.sum(dim=-1, keepdim=True)
         return chosen, weights * self.per_expert_scale.float()[chosen]
@@ -113,8 +113,8 @@ class GemmaAttention(RotaryAttention):
         n, products = h.shape[0], self.qkv(h)
         q = next(products).view(n, self.heads, self.head_dim)
         k = next(products).view(n, self.kv_heads, self.head_dim)
-        v = normed(next(products).view(k.shape) if self.has_values else k, self._eps)
-        q, k = self.rotated(self.q_norm(q), self.k_norm(k), cos, sin)
+        v = normalize(next(products).view(k.shape) if self.has_values else k, self._eps)
+        q, k = self.rotate(self.q_norm(q), self.k_norm(k), cos, sin)
         # ``attend`` divides scores by the square root of the head's width.
         return self.o_proj(attend(layer, q * self._unscaled, k, v).reshape(n, -1))
 
@@ -158,7 +158,7 @@ class SelfConditioning(GemmaMLP):
 
     def inputs(self, embedded: Tensor, soft: Tensor) -> Tensor:
         """Return the input [m, d] of canvas rows from their embeddings and soft embeddings, both [m, d]."""
-        return normed(embedded + self(self.pre_norm(soft)), self._eps)
+        return normalize(embedded + self(self.pre_norm(soft)), self._eps)
 
 
 class _LayerScalar(nn.Module):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engines.models.product import Packed, Product, instructions_of, product_of, quantized
+from engines.models.product import Packed, Product, instructions_of, product_of, quantize_weight
 from engines.models.protocol import Attend
 
 
@@ -68,7 +68,7 @@ def quantize(model: nn.Module, dtype: torch.dtype) -> None:
     """Give a model's linear layers int8 weights with one scale per output, for rows of ``dtype``."""
     for module in model.modules():
         if isinstance(module, Linear):
-            codes, module.scales = quantized(module.weight)
+            codes, module.scales = quantize_weight(module.weight)
             module.weight, module.dtype = nn.Parameter(codes, requires_grad=False), dtype
 
 
@@ -177,7 +177,7 @@ class RMSNorm(nn.Module):
 
     __call__ = forward
 
-    def of_sum(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+    def add_and_norm(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return x + delta, which a kernel writes in place of x, and its normalised values."""
         if delta is None:
             return x, self(x)
@@ -253,23 +253,23 @@ class RotaryAttention(nn.Module):
         """Norm of each head's queries before they are rotated; ``k_norm`` is set with it."""
         self.k_norm: RMSNorm | None = None
 
-    def attended(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
+    def attend_heads(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
         """Return [N, H * D], the input of the output projection, for h [N, d]."""
         n = h.shape[0]
         is_plain = not self.rotates_in_float32 and self.q_norm is None
-        of_products = getattr(attend, "of_products", None) if is_plain else None
-        if of_products is not None:
-            return of_products(layer, self.qkv.whole(h), cos, sin)
+        attend_products = getattr(attend, "attend_products", None) if is_plain else None
+        if attend_products is not None:
+            return attend_products(layer, self.qkv.whole(h), cos, sin)
         products = self.qkv(h)
         q = next(products).view(n, self.heads, self.head_dim)
         k = next(products).view(n, self.kv_heads, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = self.rotated(q, k, cos, sin)
+        q, k = self.rotate(q, k, cos, sin)
         v = next(products).view(n, self.kv_heads, self.head_dim)
         return attend(layer, q, k, v).reshape(n, -1)
 
-    def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Return q and k rotated, perhaps in place."""
         if self.fused.rotate is None:
             rotate = rotate_in_float32 if self.rotates_in_float32 else rotate_halves
@@ -284,7 +284,7 @@ class GatedMLP(nn.Module):
     fused = FusedOps()
     gate_and_up: Products
 
-    def gated(self, h: Tensor) -> Tensor:
+    def activations(self, h: Tensor) -> Tensor:
         """Return [N, hidden], the input of the last projection."""
         products = self.gate_and_up(h)
         if self.fused.swiglu is None:

@@ -41,12 +41,12 @@ class LLaDABlock(RotaryAttention, GatedMLP):
     ) -> tuple[Tensor, Tensor]:
         """Takes and returns the residual stream [N, d] and a delta that is still to be added to it."""
         # Two calls, so that q, k and v are freed before the MLP's activations exist.
-        x, h = self.attn_norm.of_sum(x, delta)
-        x, h = self.ff_norm.of_sum(x, self.attn_out(self.attended(h, cos, sin, layer, attend)))
+        x, h = self.attn_norm.add_and_norm(x, delta)
+        x, h = self.ff_norm.add_and_norm(x, self.attn_out(self.attend_heads(h, cos, sin, layer, attend)))
         return x, self.mlp(h)
 
     def mlp(self, h: Tensor) -> Tensor:
-        return self.ff_out(self.gated(h))
+        return self.ff_out(self.activations(h))
 
 
 class LLaDAModelLM(PackedModel[LLaDAConfig]):

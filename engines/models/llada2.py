@@ -34,11 +34,11 @@ class ExpertRouter(nn.Module):
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "ExpertRouter":
         """Move the router with the model, but keep it in float32."""
 
-        def moved(weight: Tensor) -> Tensor:
+        def move(weight: Tensor) -> Tensor:
             result = fn(weight)
             return result if result.dtype == torch.float32 else weight.to(result.device, torch.float32)
 
-        super()._apply(moved, recurse)
+        super()._apply(move, recurse)
         return self
 
     def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,10 +167,10 @@ class LLaDA2Attention(RotaryAttention):
     def qkv(self, h: Tensor) -> Iterator[Tensor]:  # type: ignore[override]
         return iter(self.query_key_value(h).split(self._widths, dim=-1))
 
-    def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         q, k = self.query_layernorm(q), self.key_layernorm(k)
         if self._rotary_dim == self.head_dim:
-            return super().rotated(q, k, cos, sin)
+            return super().rotate(q, k, cos, sin)
         part = self._rotary_dim
         return (
             torch.cat((rotate_halves(q[..., :part], cos, sin), q[..., part:]), dim=-1),
@@ -178,7 +178,7 @@ class LLaDA2Attention(RotaryAttention):
         )
 
     def forward(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
-        return self.dense(self.attended(h, cos, sin, layer, attend))
+        return self.dense(self.attend_heads(h, cos, sin, layer, attend))
 
     __call__ = forward
 

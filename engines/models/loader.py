@@ -100,20 +100,20 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 def _check(
     network: PackedModel[Any],
     stored: dict[str, StoredTensor],
-    repeated: dict[str, str],
+    tied_names: dict[str, str],
     parts: Mapping[str, Slice],
     directory: Path,
 ) -> None:
-    """Raise UserError unless the tensors fit. ``repeated``: names that a checkpoint with tied weights may hold too."""
+    """Raise UserError unless the tensors fit. ``tied_names``: names that a checkpoint with tied weights may hold too."""
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     expected |= {name: part.whole(expected[name]) for name, part in parts.items()}
     problems = {
         "missing": sorted(expected.keys() - stored.keys()),
-        "unexpected": sorted(stored.keys() - expected.keys() - repeated.keys()),
+        "unexpected": sorted(stored.keys() - expected.keys() - tied_names.keys()),
         "mis-shaped": sorted(
             name
-            for name in stored.keys() & (expected.keys() | repeated.keys())
-            if stored[name].shape != expected[repeated.get(name, name)]
+            for name in stored.keys() & (expected.keys() | tied_names.keys())
+            if stored[name].shape != expected[tied_names.get(name, name)]
         ),
         "not floating-point": sorted(name for name in stored if not stored[name].stored_dtype.startswith(("F", "BF"))),
     }
@@ -132,17 +132,17 @@ def load_weights(
     ``parts`` says of which tensors ``network`` holds only a part; we do not read the rest. Weights that stay in float32 must be
     finite. Nothing else would reveal that they are broken, because routers choose among NaN too.
     """
-    repeated, in_float32 = network.tied_weights, network.float32_weights
+    tied_names, in_float32 = network.tied_weights, network.float32_weights
     tensors = stored_tensors(directory)
     stored = {name: tensor for name, tensor in tensors.items() if not name.startswith(network.ignored)}
-    _check(network, stored, repeated, parts, directory)
+    _check(network, stored, tied_names, parts, directory)
     redundant: dict[str, Tensor] = {}
     for file in sorted({tensor.file for tensor in stored.values()}):
         fresh: dict[str, Tensor] = {}
         with safe_open(directory / file, framework="pt") as shard:
             for name in sorted(name for name, tensor in stored.items() if tensor.file == file):
                 # We copy even if dtype and device fit: the file stays mapped as long as a view of it lives.
-                part = parts.get(repeated.get(name, name))
+                part = parts.get(tied_names.get(name, name))
                 tensor = shard.get_tensor(name) if part is None else shard.get_slice(name)[part.slices()]
                 wanted = torch.float32 if name in in_float32 else dtype
                 tensor = tensor.to(device=device, dtype=wanted, copy=True, memory_format=torch.contiguous_format)
@@ -150,13 +150,13 @@ def load_weights(
                     raise UserError(
                         f"{name} in {directory / file} has values that are not finite: restore the checkpoint"
                     )
-                (redundant if name in repeated else fresh)[name] = tensor
+                (redundant if name in tied_names else fresh)[name] = tensor
         # Not strict, because a shard holds a part of the tensors. We have checked all names and shapes.
         network.load_state_dict(fresh, strict=False, assign=True)
     for name, tensor in redundant.items():
-        if not torch.equal(tensor, network.get_parameter(repeated[name])):
+        if not torch.equal(tensor, network.get_parameter(tied_names[name])):
             raise UserError(
-                f"weights in {directory} hold {name} different from {repeated[name]}, but config.json ties them: correct one of the two"
+                f"weights in {directory} hold {name} different from {tied_names[name]}, but config.json ties them: correct one of the two"
             )
 
 

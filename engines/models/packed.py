@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from engines.models.block_config import BlockConfig
 from engines.models.config import ModelConfig
 from engines.models.layers import RMSNorm, quantize, reorder
-from engines.models.product import FEWEST_ROWS, Product, product_of, quantized
+from engines.models.product import FEWEST_ROWS, Product, product_of, quantize_weight
 from engines.models.protocol import Attend, Ranks, Rotary
 from engines.models.qwen2_config import CausalConfig
 from engines.runtime.rows import MIN_ROWS
@@ -115,7 +115,7 @@ class PackedModel(nn.Module, Generic[Config]):
         else:
             for layer, block in enumerate(self.blocks):
                 x, delta = block(x, delta, cos, sin, layer, attend)
-        return self.final_norm.of_sum(x, delta)[1]
+        return self.final_norm.add_and_norm(x, delta)[1]
 
     def local_logits(self, hidden: Tensor) -> Tensor:
         """Return the columns of ``logits`` that this process computes, [M, own]; all if the model is not divided."""
@@ -138,7 +138,7 @@ class PackedModel(nn.Module, Generic[Config]):
         is_complete = reorder(self, joins=joins, keeps_weights=keeps_weights)
         if self.config.weight_tying:
             weight = self._embedding_weight
-            codes, scales = quantized(weight) if self.is_quantized else (weight, None)
+            codes, scales = quantize_weight(weight) if self.is_quantized else (weight, None)
             self._tied_head = product_of(codes, None, scales, self.dtype)
             is_complete &= self._tied_head is not None
             if not keeps_weights and self._tied_head is not None:

@@ -39,7 +39,7 @@ def product_of(
     weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> "Product | None":
     """Return a weight's product; None if only torch's own will do: on other devices, in other dtypes, and in training. ``scales`` and
-    ``dtype``, the rows' dtype, belong to a weight that ``quantized`` made."""
+    ``dtype``, the rows' dtype, belong to a weight that ``quantize_weight`` made."""
     if scales is not None:
         return Quantized(weight, bias, scales, dtype or torch.float32)
     if weight.device.type != "cpu" or weight.requires_grad or not torch.backends.mkldnn.is_available():
@@ -101,7 +101,7 @@ class Product:
         return fewest_rows(inputs, min(outputs, MOST_OUTPUTS), self.weight.dtype, torch.get_num_threads())
 
     def _copy(self) -> Tensor:
-        return _reordered(self.weight)
+        return _reorder_weight(self.weight)
 
     def _product(self, x: Tensor) -> Tensor:
         return _product(x, self.copy, self.bias)
@@ -121,7 +121,7 @@ class Packed(Product):
         return 0
 
     def _copy(self) -> Tensor:
-        return packed(self.weight.detach(), in_tiles(self.dtype))
+        return pack_weight(self.weight.detach(), in_tiles(self.dtype))
 
     def _product(self, x: Tensor) -> Tensor:
         return multiply(x, self.copy, self.bias, self.weight.shape[0], self.scales)
@@ -135,7 +135,7 @@ class Quantized(Packed):
         super().__init__(weight, bias, dtype)
 
 
-def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the int8 [outputs, inputs] nearest to a weight, and the float32 scales [outputs] that multiply the outputs. They are
     symmetric: the largest value of a row becomes 127."""
     wide = weight.detach().float()
@@ -151,7 +151,7 @@ def fewest_rows(inputs: int, outputs: int, dtype: torch.dtype, num_threads: int)
     that results never depend on timings."""
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn((n, inputs), generator=generator).to(dtype) for n in (ROWS[-1], outputs))
-    reordered = _reordered(weight)
+    reordered = _reorder_weight(weight)
     whole = _product(x, reordered, None)
     if not all(torch.equal(F.linear(x[:n], weight), whole[:n]) for n in (*range(MIN_ROWS, 18), *ROWS)):
         return 0
@@ -163,7 +163,7 @@ def fewest_rows(inputs: int, outputs: int, dtype: torch.dtype, num_threads: int)
     return 2 * ROWS[-1]
 
 
-def _reordered(weight: Tensor) -> Tensor:
+def _reorder_weight(weight: Tensor) -> Tensor:
     with torch.no_grad():
         return torch.ops.mkldnn._reorder_linear_weight(weight.detach())
 
@@ -187,7 +187,7 @@ LIBRARY = Library(
 )
 
 
-def packed(weight: Tensor, by_tiles: bool) -> Tensor:
+def pack_weight(weight: Tensor, by_tiles: bool) -> Tensor:
     """Return a weight [outputs, inputs] in the order that our kernels read, padded with zeros.
 
     Panels are [panels, inputs, P], with P outputs in each. Tiles for AMX are [blocks, steps, 2, 16, 16, 2]. A block has 32
@@ -233,13 +233,14 @@ def packed_fault(dtype: torch.dtype) -> str | None:
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((37, 300), (45, 300), (45,)))
     weight /= 16
-    codes, scales = quantized(weight)
+    codes, scales = quantize_weight(weight)
     restored = (codes * scales[:, None]).to(dtype)
     for stored, used, by, allowed in (
         (weight, weight, None, _ROUNDING[dtype]),
         (codes, restored, scales, 4 * _ROUNDING[dtype]),
     ):
-        result, expected = multiply(x, packed(stored, in_tiles(dtype)), bias, len(stored), by), F.linear(x, used, bias)
+        result = multiply(x, pack_weight(stored, in_tiles(dtype)), bias, len(stored), by)
+        expected = F.linear(x, used, bias)
         if not torch.allclose(result.float(), expected.float(), rtol=allowed, atol=allowed):
             return "its products are wrong"
     return None

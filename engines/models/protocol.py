@@ -21,7 +21,7 @@ class Attend(Protocol):
 class AttendProducts(Attend, Protocol):
     """An ``Attend`` that also rotates q and k, for models that rotate by ``layers.rotate_halves``."""
 
-    def of_products(self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def attend_products(self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Returns [N, H * D]. ``qkv`` holds q, k and v side by side, [N, (H + 2 Hkv) * D], and may be overwritten."""
 
 

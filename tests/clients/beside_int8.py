@@ -19,7 +19,7 @@ from beside import BATCH, ours, prompts_of, shown
 from beside_served import CLIENTS_CORE, SHAPE, drawn, our_server, write_checkpoint
 
 from engines.models.loader import load_model
-from engines.models.product import Packed, Quantized, quantized
+from engines.models.product import Packed, Quantized, quantize_weight
 from repro.runs.statistics import paired_ratio
 
 LENGTH, ROWS = 64, (1, 2, 4, 8, 16, 32, 128)
@@ -53,7 +53,7 @@ def products(repeats):
     weights = [torch.randn(shape) / shape[1] ** 0.5 for shape in shapes]
     made = {f"{dtype}": [Packed(weight.to(dtype)) for weight in weights] for dtype in DTYPES}
     for dtype in DTYPES:
-        parts = map(quantized, weights)
+        parts = map(quantize_weight, weights)
         made[f"{dtype}, int8"] = [Quantized(codes, None, scales, dtype) for codes, scales in parts]
     for rows in ROWS:
         times = {name: [] for name in made}

@@ -123,7 +123,7 @@ class _DecodeStep(NamedTuple):
         self.kernels.store(*pool, self.rows, k, v)
         return self.kernels.decode(q, *pool, *self.at)
 
-    def of_products(self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def attend_products(self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return self.kernels.attend(qkv, cos, sin, *self.pool.rows(layer), self.rows, self.at)
 
 

@@ -64,7 +64,7 @@ def _window_of_a_final_token(rows, block, window):
 
 
 def _not_renormalised(self, x):
-    scores = self.proj(gemma.normed(x, self._eps) * self.scale * self._factor)
+    scores = self.proj(gemma.normalize(x, self._eps) * self.scale * self._factor)
     weights, chosen = torch.softmax(scores.float(), dim=-1).topk(self._chosen, dim=-1)
     return chosen, weights
 

@@ -224,9 +224,9 @@ def test_rotary_and_norms_at_published_widths():
             norm.weight.copy_(1 + drawn(config.head_dim, seed=3 + i, scale=0.2))
         cos, sin = network.rotary(position)
         if config.experts is None:
-            found = attention.rotated(norms[0](q), norms[1](k), cos, sin)
+            found = attention.rotate(norms[0](q), norms[1](k), cos, sin)
         else:
-            found = attention.rotated(q, k, cos, sin)
+            found = attention.rotate(q, k, cos, sin)
         for mine, x, norm in zip(found, (q, k), norms, strict=True):
             normed = plain_norm(x, norm.weight, config.rms_norm_eps)
             plain = plain_rotary(normed, position, config.rotary_dim, config.rope.theta)

@@ -43,16 +43,16 @@ def test_a_norm_adds_what_it_is_given():
     torch.manual_seed(0)
     norm, x, delta = RMSNorm(16, 1e-5), torch.randn(3, 16), torch.randn(3, 16)
     with torch.inference_mode():
-        total, y = norm.of_sum(x.clone(), delta)
+        total, y = norm.add_and_norm(x.clone(), delta)
         assert torch.equal(total, x + delta)
         assert torch.equal(y, norm(x + delta))
         norm.fused = REFERENCES
         held = x.clone()
-        fused_total, fused = norm.of_sum(held, delta)
+        fused_total, fused = norm.add_and_norm(held, delta)
         assert fused_total.data_ptr() == held.data_ptr()
         assert torch.equal(fused_total, total)
         torch.testing.assert_close(fused, y)
-        assert norm.of_sum(held, None)[0] is held
+        assert norm.add_and_norm(held, None)[0] is held
 
 
 def hidden_of(model: DiffusionModel, ids: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from engines.models.decoder import CausalModel
 from engines.models.layers import Linear, Products, products_by, reorder
 from engines.models.llada import LLaDAModelLM
 from engines.models.loader import load_block, load_causal, load_model
-from engines.models.product import FEWEST_ROWS, Packed, Product, fewest_rows, product_of, quantized
+from engines.models.product import FEWEST_ROWS, Packed, Product, fewest_rows, product_of, quantize_weight
 from engines.models.qwen2_config import CausalConfig
 from engines.runtime.rows import MIN_ROWS
 
@@ -164,7 +164,7 @@ def test_packed_a_row_is_the_same_in_any_company_and_alone(
     try:
         own = product_of(weight, bias)
         if is_int8:
-            codes, scales = quantized(weight)
+            codes, scales = quantize_weight(weight)
             own, weight = product_of(codes, bias, scales, dtype), codes.double() * scales.double()[:, None]
         assert isinstance(own, Packed)
         whole = own(x)
@@ -187,7 +187,7 @@ def test_packed_a_row_is_the_same_in_any_company_and_alone(
 def test_packed_products_of_float32_are_onednns_bit_for_bit_up_to_448_inputs(are_packed, monkeypatch, inputs, outputs):
     monkeypatch.undo()
     x, weight = drawn(inputs, outputs)
-    assert torch.equal(Packed(weight)(x), product._product(x, product._reordered(weight), None))
+    assert torch.equal(Packed(weight)(x), product._product(x, product._reorder_weight(weight), None))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -382,7 +382,7 @@ def test_a_model_in_another_dtype_multiplies_by_its_own_weights(config):
 
 def test_an_int8_weight_is_the_nearest_whose_largest_is_127():
     weight = torch.tensor([[0.5, -1.0, 0.003], [0.0, 0.0, 0.0], [2.0, 1.0, -0.4]])
-    codes, scales = quantized(weight)
+    codes, scales = quantize_weight(weight)
     assert codes.tolist() == [[64, -127, 0], [0, 0, 0], [127, 64, -25]]
     torch.testing.assert_close(scales, torch.tensor([1 / 127, 1.0, 2 / 127]))
     assert (codes * scales[:, None] - weight).abs().max() <= scales.max() / 2
@@ -400,7 +400,7 @@ def test_a_quantized_model_is_the_one_with_those_weights(are_packed, config, dty
     tolerance = {"rtol": 2**-6, "atol": 2**-6} if dtype == torch.bfloat16 else {}
 
     def near(weight: Tensor) -> Tensor:
-        codes, scales = quantized(weight)
+        codes, scales = quantize_weight(weight)
         return (codes * scales[:, None]).to(dtype)
 
     for own, other in zip(linears(model), linears(plain), strict=True):
