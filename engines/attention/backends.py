@@ -136,7 +136,7 @@ class VarlenAttention(Protocol):
         """
 
 
-def placed(rows: Tensor, out: Tensor | None) -> Tensor:
+def copy_to(rows: Tensor, out: Tensor | None) -> Tensor:
     """Return the rows, copied to ``out`` if it is given."""
     return rows if out is None else out.copy_(rows)
 
@@ -225,9 +225,9 @@ class SdpaPadded:
         step = self._sequences_at_once(q, k, spans)
         parts = [
             sdpa(
-                take(q, query_rows[i : i + step]),
-                take(k, key_rows[i : i + step]),
-                take(v, key_rows[i : i + step]),
+                gather_rows(q, query_rows[i : i + step]),
+                gather_rows(k, key_rows[i : i + step]),
+                gather_rows(v, key_rows[i : i + step]),
                 mask[i : i + step],
             ).flatten(0, 1)
             for i in range(0, n, step)
@@ -238,7 +238,7 @@ class SdpaPadded:
         # Rows past cu_q[-1] belong to no sequence, and get number n.
         sequence = torch.searchsorted(spans.cu_q[1:], row, right=True, out_int32=True)
         index = (sequence * max_q + row - spans.cu_q.index_select(0, sequence)).clamp_(max=n * max_q - 1)
-        return placed(padded.index_select(0, index), out)
+        return copy_to(padded.index_select(0, index), out)
 
     def _sequences_at_once(self, q: Tensor, k: Tensor, spans: Spans) -> int:
         heads, width = q.shape[1], q.shape[2]
@@ -249,6 +249,6 @@ class SdpaPadded:
         return max(1, int(self.memory_limit // (spans.max_k * (keys + scores))))
 
 
-def take(x: Tensor, rows: Tensor) -> Tensor:
+def gather_rows(x: Tensor, rows: Tensor) -> Tensor:
     """Rows [n, L] of x [N, H, D]: [n, L, H, D]."""
     return x.index_select(0, rows.flatten()).unflatten(0, rows.shape)

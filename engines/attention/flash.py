@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from engines.attention.backends import Spans, placed
+from engines.attention.backends import Spans, copy_to
 
 
 class KernelSpans(NamedTuple):
@@ -75,7 +75,7 @@ class FlashAttnKernel:
             causal=spans.table is not None,
             **options,
         )
-        return placed(result[0] if isinstance(result, tuple | list) else result, out)
+        return copy_to(result[0] if isinstance(result, tuple | list) else result, out)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class TorchVarlenKernel:
             options |= {"block_table": spans.table, "window_size": (-1, 0)}
         arguments = q, k, v, spans.cu_q, spans.cu_k if self.gives_cu_k else None, spans.max_q, spans.max_k
         if not self.takes_out:
-            return placed(self.function(*arguments, **options), out)
+            return copy_to(self.function(*arguments, **options), out)
         out = torch.empty_like(q) if out is None else out
         self.function(out, *arguments, **options)
         return out
@@ -116,7 +116,7 @@ class AtenVarlenKernel:
         options = {} if spans.used_k is None else {"seqused_k": spans.used_k}
         bounds = spans.cu_q, spans.cu_k, spans.max_q, spans.max_k
         result = torch.ops.aten._flash_attention_forward(q, k, v, *bounds, 0.0, False, False, **options)
-        return placed(result[0], out)
+        return copy_to(result[0], out)
 
 
 def parameters_of(function: Callable[..., Any]) -> frozenset[str]:

@@ -347,13 +347,13 @@ class SharedTables(BlockTables):
 
     def adopt(self, slot: int, keys: Sequence[bytes]) -> int:
         """Have an empty slot hold the units of the longest known prefix of ``keys``; return its number of tokens."""
-        assert self.held[slot] == 0, f"slot {slot} holds blocks"
+        assert self.block_counts[slot] == 0, f"slot {slot} holds blocks"
         num_known = self._num_known(keys)
         for i, key in enumerate(keys[:num_known]):
             self.table[slot, i * self._width : (i + 1) * self._width] = self._known[key]
             self._users[key] += 1
             self._idle.pop(key, None)
-        self.held[slot] = num_known * self._width
+        self.block_counts[slot] = num_known * self._width
         return num_known * self.unit
 
     def cached(self, keys: Sequence[bytes]) -> tuple[int, int]:
@@ -381,7 +381,7 @@ class SharedTables(BlockTables):
 
     def trim(self, slot: int, tokens: int) -> int:
         """Free the blocks behind the first ``tokens``, a whole number of units; return how many."""
-        num_kept, num_held = min(self.blocks_for(tokens), int(self.held[slot])), int(self.held[slot])
+        num_kept, num_held = min(self.blocks_for(tokens), int(self.block_counts[slot])), int(self.block_counts[slot])
         blocks = self.table[slot, num_kept:num_held].tolist()
         self._free(np.array([block for block in blocks if block not in self._key_of], dtype=np.int32))
         # The last unit is the first to go if room is needed.
@@ -390,7 +390,7 @@ class SharedTables(BlockTables):
             if not self._users[key]:
                 self._idle[key] = None
         self.table[slot, num_kept:num_held] = NOBODY
-        self.held[slot] = num_kept
+        self.block_counts[slot] = num_kept
         return num_held - num_kept
 
     def _forget(self, key: bytes) -> None:

@@ -113,11 +113,11 @@ def attend(
     pool_k: Tensor,
     pool_v: Tensor,
     rows: Tensor,
-    at: tuple[Tensor, Tensor, Tensor, int],
+    place: tuple[Tensor, Tensor, Tensor, int],
 ) -> Tensor:
     """Rotate, store and ``decode`` a joined product qkv [N, (H + 2 Hkv) * D]; return [N, H * D]. q and k are rotated in place, as by
-    ``rotate`` without full precision. k and v go to ``rows`` of the pools; ``at`` is (slots, lengths, table, block size)."""
-    slots, lengths, table, block_size = at
+    ``rotate`` without full precision. k and v go to ``rows`` of the pools; ``place`` is (slots, lengths, table, block size)."""
+    slots, lengths, table, block_size = place
     kv_heads, width = pool_k.shape[1:]
     heads = qkv.shape[1] // width - 2 * kv_heads
     expect(qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous(), "whole rows of products and tables")
@@ -188,13 +188,13 @@ def attend_reference(
     pool_k: Tensor,
     pool_v: Tensor,
     rows: Tensor,
-    at: tuple[Tensor, Tensor, Tensor, int],
+    place: tuple[Tensor, Tensor, Tensor, int],
 ) -> Tensor:
     kv_heads, width = pool_k.shape[1:]
     heads = qkv.unflatten(1, (-1, width))
     rotated = rotate_halves(heads[:, :-kv_heads], cos, sin)
     store_by_index(pool_k, pool_v, rows, rotated[:, -kv_heads:], heads[:, -kv_heads:])
-    return decode_reference(rotated[:, :-kv_heads], pool_k, pool_v, *at).flatten(1)
+    return decode_reference(rotated[:, :-kv_heads], pool_k, pool_v, *place).flatten(1)
 
 
 def _has_whole_rows(x: Tensor) -> bool:

@@ -57,29 +57,29 @@ class Examples:
     def draw(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._random).to(self.device, self.dtype)
 
-    def packed(self, run: Callable[..., None]) -> _Outputs:
+    def run_pack(self, run: Callable[..., None]) -> _Outputs:
         pools = torch.zeros(2, 20, 2, 32, dtype=self.dtype, device=self.device).unbind()
         run(*pools, self.k, self.v, self.building, self.chosen, 7)
         return pools
 
-    def scored(self, run: Callable[..., Tensor]) -> _Outputs:
+    def run_scores(self, run: Callable[..., Tensor]) -> _Outputs:
         return tuple(
             run(self.q, self.k, self.building, selection, 3, 4, 16) / 32**0.5 for selection in ("head", "uniform")
         )
 
-    def decided(self, run: Callable[..., _Outputs]) -> _Outputs:
+    def run_confidence(self, run: Callable[..., _Outputs]) -> _Outputs:
         return run(self.logits, 17)
 
-    def divided(self, run: tuple[Callable[..., Partial], Callable[[Partial], _Outputs]]) -> _Outputs:
+    def run_partial(self, run: tuple[Callable[..., Partial], Callable[[Partial], _Outputs]]) -> _Outputs:
         part, join = run
         halves = [part(self.logits[:, :2500], 17, 0), part(self.logits[:, 2500:], 17, 2500)]
         return join(Partial(*(torch.stack(fields) for fields in zip(*halves, strict=True))))
 
-    def normalized(self, run: Callable[..., Tensor]) -> _Outputs:
+    def run_rms_norm(self, run: Callable[..., Tensor]) -> _Outputs:
         summed = self.x.clone()
         return run(self.x, self.weight, 1e-5), run(summed, self.weight, 1e-5, self.y), summed
 
-    def rotated(self, run: Callable[..., None]) -> _Outputs:
+    def run_rotate(self, run: Callable[..., None]) -> _Outputs:
         outputs: list[Tensor] = []
         for full_precision in (True, False):
             q, k = self.q.clone(), self.k.clone()
@@ -87,26 +87,26 @@ class Examples:
             outputs += [q, k]
         return tuple(outputs)
 
-    def stored(self, run: Callable[..., None]) -> _Outputs:
+    def run_store(self, run: Callable[..., None]) -> _Outputs:
         pools = torch.zeros(2, 60, 2, 32, dtype=self.dtype, device=self.device).unbind()
         run(*pools, self.rows, self.k, self.v)
         return pools
 
-    def gated(self, run: Callable[..., Tensor]) -> _Outputs:
+    def run_swiglu(self, run: Callable[..., Tensor]) -> _Outputs:
         return (run(self.x, self.y),)
 
-    def decoded(self, run: Callable[..., Tensor]) -> _Outputs:
+    def run_decode(self, run: Callable[..., Tensor]) -> _Outputs:
         """Run sequences of 33, 1 and 16 tokens in blocks in no order, and a row past them."""
         return (run(self.q[:4], *self._paged(), *self._place()),)
 
-    def attended(self, run: Callable[..., Tensor]) -> _Outputs:
-        """Like ``decoded``, from a joined product."""
+    def run_attend(self, run: Callable[..., Tensor]) -> _Outputs:
+        """Like ``run_decode``, from a joined product."""
         pools, rows = self._paged(), torch.tensor([112, 48, 31, 0], device=self.device)
         qkv = torch.cat([x[:4].flatten(1) for x in (self.q, self.k, self.v)], dim=1)
         cos, sin = (x[:4].to(self.dtype) for x in (self.cos, self.sin))
         return (run(qkv, cos, sin, *pools, rows, self._place()), *pools)
 
-    def spanned(self, run: Callable[..., Tensor]) -> _Outputs:
+    def run_runs(self, run: Callable[..., Tensor]) -> _Outputs:
         """Run two sequences over runs in no order, one of which sees only a part, and a row of no sequence."""
         runs = torch.tensor([[0, 17], [16, 36], [3, 0], [33, 7], [25, 7]], dtype=torch.int32, device=self.device)
         return (run(self.q, self.k, self.v, host.Runs(*runs.unbind()), torch.zeros_like(self.q)),)
@@ -123,23 +123,23 @@ class Examples:
 _Case = tuple[Callable[..., _Outputs], Any, Any]
 """A method of ``Examples``, with the kernel that it tries, and the kernel's reference."""
 _CASES: Mapping[str, _Case] = {
-    "pack": (Examples.packed, pack, pack_reference),
-    "scores": (Examples.scored, scores, scores_reference),
-    "confidence": (Examples.decided, confidence, confidence_reference),
-    "partial": (Examples.divided, (partial, combine), (partial_reference, combine_reference)),
-    "rms_norm": (Examples.normalized, rms_norm, rms_norm_reference),
-    "rotate": (Examples.rotated, rotate, rotate_reference),
-    "store": (Examples.stored, store, store_by_index),
-    "swiglu": (Examples.gated, swiglu, swiglu_reference),
+    "pack": (Examples.run_pack, pack, pack_reference),
+    "scores": (Examples.run_scores, scores, scores_reference),
+    "confidence": (Examples.run_confidence, confidence, confidence_reference),
+    "partial": (Examples.run_partial, (partial, combine), (partial_reference, combine_reference)),
+    "rms_norm": (Examples.run_rms_norm, rms_norm, rms_norm_reference),
+    "rotate": (Examples.run_rotate, rotate, rotate_reference),
+    "store": (Examples.run_store, store, store_by_index),
+    "swiglu": (Examples.run_swiglu, swiglu, swiglu_reference),
 }
 _HOST_CASES: Mapping[str, _Case] = {
-    "rms_norm": (Examples.normalized, host.rms_norm, rms_norm_reference),
-    "rotate": (Examples.rotated, host.rotate, rotate_reference),
-    "store": (Examples.stored, host.store, store_by_index),
-    "swiglu": (Examples.gated, host.swiglu, swiglu_reference),
-    "decode": (Examples.decoded, host.decode, host.decode_reference),
-    "attend": (Examples.attended, host.attend, host.attend_reference),
-    "runs": (Examples.spanned, host.attend_runs, host.attend_runs_reference),
+    "rms_norm": (Examples.run_rms_norm, host.rms_norm, rms_norm_reference),
+    "rotate": (Examples.run_rotate, host.rotate, rotate_reference),
+    "store": (Examples.run_store, host.store, store_by_index),
+    "swiglu": (Examples.run_swiglu, host.swiglu, swiglu_reference),
+    "decode": (Examples.run_decode, host.decode, host.decode_reference),
+    "attend": (Examples.run_attend, host.attend, host.attend_reference),
+    "runs": (Examples.run_runs, host.attend_runs, host.attend_runs_reference),
 }
 
 
@@ -205,10 +205,10 @@ class TritonKernels:
     def store(self) -> Store:
         return store if self.serve("store") else store_by_index
 
-    def ops(self, otherwise: FusedOps) -> FusedOps:
-        """Kernels for a model's layers; ``otherwise`` if none can serve."""
+    def ops(self, fallback: FusedOps) -> FusedOps:
+        """Kernels for a model's layers; ``fallback`` if none can serve."""
         if not self.serve():
-            return otherwise
+            return fallback
         broken = faults(self.device, self.dtype)
         return FusedOps(
             rms_norm=None if "rms_norm" in broken else rms_norm,
@@ -242,10 +242,10 @@ class HostKernels:
         """Whether attention over heads of this width is served."""
         return width <= host.MOST_WIDTH and self.fault is None
 
-    def store(self, otherwise: Store) -> Store:
-        return otherwise if self.fault else host.store
+    def store(self, fallback: Store) -> Store:
+        return fallback if self.fault else host.store
 
-    def ops(self, otherwise: FusedOps) -> FusedOps:
+    def ops(self, fallback: FusedOps) -> FusedOps:
         if self.fault:
-            return otherwise
+            return fallback
         return FusedOps(rms_norm=host.rms_norm, rotate=host.rotate, swiglu=host.swiglu, joins=True)

@@ -62,10 +62,10 @@ def importance(
     keys = k[rows.context_rows].unsqueeze(3)
     score = (mean_q.view(n, 1, kv_heads, group, width) * keys).sum(dim=-1)
     score = score.amax(dim=3) if selection == "head" else _mean_of_heads(score.flatten(2), ranks)
-    return _pooled(score.transpose(1, 2), rows.context_valid, kernel).reshape(n, -1, context)
+    return _pool_scores(score.transpose(1, 2), rows.context_valid, kernel).reshape(n, -1, context)
 
 
-def _pooled(score: Tensor, valid: Tensor | None, kernel: int) -> Tensor:
+def _pool_scores(score: Tensor, valid: Tensor | None, kernel: int) -> Tensor:
     """Return pooled scores [n, heads, C], with -inf where ``valid`` [n, C] is false."""
     padding = None if valid is None else ~valid.unsqueeze(1)
     if padding is not None:
@@ -89,7 +89,7 @@ QUERY_ROWS = 32
 """Query rows whose probabilities are in memory at once."""
 
 
-def attended(
+def attention_importance(
     q: Tensor,
     k: Tensor,
     rows: ContextRows,
@@ -119,7 +119,7 @@ def attended(
         score[i, :length] = highest
     if ranks is not None:
         score = ranks.all_gather(score.unsqueeze(0)).amax(dim=0)
-    return _pooled(score.unsqueeze(1), rows.context_valid, kernel)
+    return _pool_scores(score.unsqueeze(1), rows.context_valid, kernel)
 
 
 _QUERY_ROWS = 16

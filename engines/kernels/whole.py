@@ -49,12 +49,12 @@ class WholeLayers:
         return None if run is None else cls(run, model, layers, pool)
 
     def __call__(
-        self, x: Tensor, cos: Tensor, sin: Tensor, rows: Tensor, at: tuple[Tensor, Tensor, Tensor, int]
+        self, x: Tensor, cos: Tensor, sin: Tensor, rows: Tensor, place: tuple[Tensor, Tensor, Tensor, int]
     ) -> tuple[Tensor, Tensor]:
-        """Return the residual stream [N, d], in place of x, and the delta to add to it; ``rows`` and ``at`` are as in ``host.attend``."""
+        """Return the residual stream [N, d], in place of x, and the delta to add to it; ``rows`` and ``place`` are as in ``host.attend``."""
         if not all(product.is_current for product in self._products):
             self._pointers = self._pointer_table()
-        slots, lengths, table, block_size = at
+        slots, lengths, table, block_size = place
         delta = torch.empty_like(x)
         sizes = len(self._layers), len(x), len(slots), table.shape[1], block_size, *self._sizes
         tensors = x, delta, cos, sin, rows, slots, lengths, table

@@ -92,7 +92,7 @@ class TensorParallel:
             dist.broadcast_object_list(values, group=self.control, group_src=0)
         return values[0]
 
-    def gathered(self, value: T) -> list[T]:
+    def gather_objects(self, value: T) -> list[T]:
         """Return every rank's ``value``, which must be picklable, in the ranks' order."""
         if self.size == 1:
             return [value]
@@ -179,7 +179,7 @@ class RankFailed(RuntimeError):
     """A rank ended too early; the message holds its traceback."""
 
 
-class _Said(NamedTuple):
+class _Message(NamedTuple):
     what: Literal["ready", "done", "failed"]
     text: str = ""
 
@@ -252,13 +252,13 @@ class _Followers:
                 assert isinstance(pipe, Connection)
                 rank = pipes[pipe]
                 try:
-                    message: _Said = pipe.recv()
+                    message: _Message = pipe.recv()
                 except (EOFError, OSError):
                     del pipes[pipe]
                     pipe.close()
                     if rank in self._said["done"]:
                         continue
-                    message = _Said("failed", "it ended without a word, as a killed process does")
+                    message = _Message("failed", "it ended without a word, as a killed process does")
                 with self._heard:
                     if message.what == "failed":
                         self._failures.append(f"rank {rank} failed: {message.text}")
@@ -318,16 +318,16 @@ def _run(rank: int, size: int, device: str, port: int, pipe: Connection, entry: 
     threading.Thread(target=end_with_parent, daemon=True).start()
     status = 1
     try:
-        pipe.send(_Said("ready"))
+        pipe.send(_Message("ready"))
         store = dist.TCPStore(HOST, port, size, is_master=False, timeout=timedelta(seconds=_START_TIMEOUT_S))
         group = join(rank, size, rank_device(device, rank, size), store)
         entry(group, *args)
-        pipe.send(_Said("done"))
+        pipe.send(_Message("done"))
         leave(group)
         status = 0
     except BaseException:
         # Sent before anything is closed, so that rank 0 hears why before it hears that others are gone.
-        pipe.send(_Said("failed", traceback.format_exc()[-20_000:].rstrip()))
+        pipe.send(_Message("failed", traceback.format_exc()[-20_000:].rstrip()))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -43,7 +43,7 @@ class BlockTables:
         self.num_blocks, self.block_size, self.max_len = num_blocks, block_size, max_len
         self.num_slots = num_slots
         self.table = np.zeros((num_slots + 1, -(-max_len // block_size) + spare), dtype=np.int32)
-        self.held = np.zeros(num_slots + 1, dtype=np.int64)
+        self.block_counts = np.zeros(num_slots + 1, dtype=np.int64)
         """[num_slots + 1] how many blocks each slot holds."""
         self._free_blocks = np.arange(num_blocks, 0, -1, dtype=np.int32)
         self._num_free = num_blocks
@@ -97,18 +97,18 @@ class BlockTables:
         taken = self._free_blocks[self._num_free : self._num_free + total]
         row = np.repeat(np.arange(len(slots)), deficits)
         # Places of each slot's new blocks, behind its old ones.
-        place = ranks(deficits) + self.held[slots][row]
+        place = ranks(deficits) + self.block_counts[slots][row]
         self.table[slots[row], place] = taken
-        self.held[slots] += deficits
+        self.block_counts[slots] += deficits
 
     def trim(self, slot: int, tokens: int) -> int:
         """Free the blocks behind the first ``tokens``; return how many."""
-        num_kept, num_held = min(self.blocks_for(tokens), int(self.held[slot])), int(self.held[slot])
+        num_kept, num_held = min(self.blocks_for(tokens), int(self.block_counts[slot])), int(self.block_counts[slot])
         freed = num_held - num_kept
         if freed:
             self._free(self.table[slot, num_kept:num_held])
             self.table[slot, num_kept:num_held] = NOBODY
-            self.held[slot] = num_kept
+            self.block_counts[slot] = num_kept
         return freed
 
     def rows(self, slot: Ints, position: Ints) -> Ints:
@@ -122,4 +122,4 @@ class BlockTables:
         self._num_free += len(blocks)
 
     def _deficits(self, slots: Ints, lengths: Ints) -> Ints:
-        return np.maximum(-(-lengths // self.block_size) - self.held[slots], 0)
+        return np.maximum(-(-lengths // self.block_size) - self.block_counts[slots], 0)

@@ -39,7 +39,7 @@ from engines.dllm.executor.torch import LeadingExecutor, follow
 from engines.dllm.plan import Executor, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.errors import UserError
-from engines.kernels.scores import ContextRows, attended, importance
+from engines.kernels.scores import ContextRows, attention_importance, importance
 from engines.models.checkpoint import TINY_DIR, config_of
 from engines.models.config import DREAM_7B, LLADA_8B, check_division, span
 from engines.models.loader import load_model
@@ -70,7 +70,7 @@ def exchanges(group: TensorParallel, _: Path) -> None:
         start, end = span(width, group.rank, group.size)
         assert torch.equal(group.gather_columns(whole[:, start:end], width), whole)
     assert group.from_leader({"said": group.rank}) == {"said": 0}
-    assert group.gathered(group.rank) == list(range(group.size))
+    assert group.gather_objects(group.rank) == list(range(group.size))
 
 
 def reductions(group: TensorParallel, _: Path) -> None:
@@ -119,8 +119,8 @@ def uniform_scores(group: TensorParallel, _: Path) -> None:
     by_head = importance(q[:, own_q], k[:, own_k], rows, "head", 3, group)
     torch.testing.assert_close(by_head, importance(q, k, rows, "head", 3)[:, own_k])
     lengths = [2, 1], [4, 3]
-    shared = attended(q[:, own_q], k[:, own_k], rows, *lengths, 3, group)
-    torch.testing.assert_close(shared, attended(q, k, rows, *lengths, 3))
+    shared = attention_importance(q[:, own_q], k[:, own_k], rows, *lengths, 3, group)
+    torch.testing.assert_close(shared, attention_importance(q, k, rows, *lengths, 3))
 
 
 def loading(group: TensorParallel, folder: Path) -> None:
@@ -138,13 +138,13 @@ def loading(group: TensorParallel, folder: Path) -> None:
                 assert torch.equal(own, cut[tensor])
                 assert own.untyped_storage().nbytes() == own.nbytes, f"{tensor} keeps more than it shows"
                 if tensor in parts:
-                    assert torch.equal(torch.cat(group.gathered(own), parts[tensor].dim), complete[tensor])
+                    assert torch.equal(torch.cat(group.gather_objects(own), parts[tensor].dim), complete[tensor])
                 else:
                     assert torch.equal(own, complete[tensor])
                     assert own.dim() == 1, f"{tensor} is on every rank"
         held = sum(own.numel() for own in read.values())
         shape = ModelShape.from_config(config_of(name), name="")
-        largest = max(group.gathered(held))
+        largest = max(group.gather_objects(held))
         computed = shape.on_rank(group.size).weight_bytes // shape.dtype_bytes
         assert largest == computed or shape.vocab_rows % group.size
         assert largest <= computed <= largest + 2 * group.size * shape.d_model
@@ -460,7 +460,7 @@ def test_one_rank_is_the_model_itself():
         own: Any = load_shard("tiny", group)
         assert own.tensor_parallel is None
         assert group.from_leader(3) == 3
-        assert group.gathered(3) == [3]
+        assert group.gather_objects(3) == [3]
         x = torch.ones(2, 3)
         assert group.all_reduce(x) is group.all_gather(x) is group.gather_columns(x, 3) is x
 

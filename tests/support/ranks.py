@@ -32,7 +32,7 @@ class ComparingExecutor(DelegatingExecutor):
         return ids
 
     def _compare(self, value: Any, what: str) -> None:
-        values = self._group.gathered(value)
+        values = self._group.gather_objects(value)
         others = [rank for rank, other in enumerate(values) if other != values[0]]
         if others:
             raise RanksDiffer(

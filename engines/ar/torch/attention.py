@@ -116,7 +116,7 @@ class _DecodeStep(NamedTuple):
     @property
     def all_layers(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None:
         """Replaces all layers: it takes x [N, d], cos and sin, and returns the residual stream and a delta to be added to it."""
-        return None if self.whole is None else partial(self.whole, rows=self.rows, at=self.at)
+        return None if self.whole is None else partial(self.whole, rows=self.rows, place=self.at)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         pool = self.pool.rows(layer)

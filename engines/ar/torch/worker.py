@@ -62,7 +62,7 @@ class SessionMemory:
 
     @property
     def idle_blocks(self) -> int:
-        return int(self._tables.held[[entry.slot for entry in self._idle.values()]].sum()) if self._idle else 0
+        return int(self._tables.block_counts[[entry.slot for entry in self._idle.values()]].sum()) if self._idle else 0
 
     @property
     def room(self) -> int:
@@ -118,7 +118,7 @@ class SessionMemory:
             if num_missing <= 0:
                 return
             entry = self._idle[order]
-            num_held = int(self._tables.held[entry.slot])
+            num_held = int(self._tables.block_counts[entry.slot])
             entry.tokens = min(entry.tokens, max(num_held - num_missing, 0) * self._tables.block_size)
             self.evicted += self._tables.trim(entry.slot, entry.tokens)
             if entry.tokens == 0:
@@ -189,11 +189,11 @@ class KeptSequences:
     def _reopen(self, slot: int, sampling: SamplingParams) -> int:
         """Return a slot for another sequence, with the blocks of this one but without its ids."""
         tables = self._executor.tables
-        blocks, num_held = tables.table[slot].copy(), int(tables.held[slot])
-        tables.table[slot], tables.held[slot] = NOBODY, 0
+        blocks, num_held = tables.table[slot].copy(), int(tables.block_counts[slot])
+        tables.table[slot], tables.block_counts[slot] = NOBODY, 0
         self._executor.close_slot(slot)
         slot = self._executor.open(sampling)
-        tables.table[slot], tables.held[slot] = blocks, num_held
+        tables.table[slot], tables.block_counts[slot] = blocks, num_held
         return slot
 
     @property
@@ -436,8 +436,8 @@ class TorchWorker:
 
     def _free_slot(self) -> None:
         """Take the slot of a sequence without K/V, or else of the one that has been idle longest."""
-        held = self.executor.tables.held
-        order = next((i for i, each in self.sequences.items() if each.slot >= 0 and not held[each.slot]), None)
+        counts = self.executor.tables.block_counts
+        order = next((i for i, each in self.sequences.items() if each.slot >= 0 and not counts[each.slot]), None)
         if order is None:
             order = self.memory.oldest_idle()
         require(

@@ -22,7 +22,7 @@ from engines.dllm.denoise import Reduced, Sampling
 from engines.dllm.plan import Chosen, PlanItem, StepPlan
 from engines.dllm.rows import array_of
 from engines.kernels.pack import Building
-from engines.kernels.scores import ContextRows, attended, importance
+from engines.kernels.scores import ContextRows, attention_importance, importance
 from engines.models.protocol import Attend, Ranks, Rotary
 from engines.runtime.device import store_by_index
 from engines.runtime.rows import Ints, ranks
@@ -369,7 +369,7 @@ class TorchSelectAndPack:
                 store_by_index(pool_k, pool_v, pool_row, k[in_order], v[in_order])
                 return
             if selection == "attended":
-                score = attended(q, k, rows, block_len, num_context, pool_kernel, self.ranks)
+                score = attention_importance(q, k, rows, block_len, num_context, pool_kernel, self.ranks)
             else:
                 score = importance(q, k, rows, selection, pool_kernel, self.ranks)
             chosen = top_rows_parity(score, kept, num_context) if self.is_parity else top_rows(score, max(kept))

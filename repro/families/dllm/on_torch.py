@@ -209,7 +209,7 @@ def _with_measured_pool(
         peak = _measured_peak(model_key(settings), config, settings.generation)
     else:
         # Take the rank with the highest peak, because all ranks must lay out the same pool.
-        peaks = group.gathered(measure_worst_step(model, config, settings.generation))
+        peaks = group.gather_objects(measure_worst_step(model, config, settings.generation))
         peak = max(peaks, key=lambda peak: (peak.activation_bytes, peak.logits_bytes))
     # If logits take more than the plan counts, the excess must not come out of the guard band.
     excess_bytes = max(0, peak.logits_bytes - deployment.facts["logits_bytes"])

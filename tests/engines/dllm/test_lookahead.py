@@ -27,7 +27,7 @@ from engines.dllm.scheduling import SCHEDULERS, KvPool, LookaheadScheduler, Phas
 from engines.dllm.sequence import Sequence as Machine
 from engines.dllm.simulated import step_work
 from engines.errors import UserError
-from engines.kernels.scores import QUERY_ROWS, ContextRows, attended
+from engines.kernels.scores import QUERY_ROWS, ContextRows, attention_importance
 from repro.runs.experiment import prepare
 
 MAX_TOTAL = 60
@@ -294,7 +294,7 @@ def test_a_score_is_the_largest_share_any_head_and_row_gives(block):
         ),
         context_valid=torch.tensor([[j < length for j in range(max(contexts))] for *_, length in runs]),
     )
-    found = attended(q, k, rows, [block, block], contexts, kernel=1)
+    found = attention_importance(q, k, rows, [block, block], contexts, kernel=1)
     for i, (first, _, length) in enumerate(runs):
         wanted = torch.zeros(length)
         for head in range(6):

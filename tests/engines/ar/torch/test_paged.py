@@ -270,12 +270,12 @@ class Tables(RuleBasedStateMachine):
         held = tables.table[tables.table != NOBODY]
         assert len(set(held.tolist())) == len(held), "a block belongs to two sequences"
         assert len(held) + tables.num_free == tables.num_blocks
-        assert int(tables.held.sum()) == len(held)
+        assert int(tables.block_counts.sum()) == len(held)
         assert not tables.table[tables.padding_slot].any()
         assert not tables.table[:, -1].any(), "a spare column was taken"
         for slot, length in self.lengths.items():
-            assert tables.held[slot] == tables.blocks_for(length)
-            assert (tables.table[slot, : tables.held[slot]] != NOBODY).all()
+            assert tables.block_counts[slot] == tables.blocks_for(length)
+            assert (tables.table[slot, : tables.block_counts[slot]] != NOBODY).all()
 
 
 TestTables = Tables.TestCase
