@@ -74,18 +74,14 @@ class Range(NamedTuple):
         return f"must be at least {_short_number(self.least)}" if self.least != 0 else "must not be negative"
 
 
-class _Something:
-    """Any value but None."""
-
-
-SOMETHING = _Something()
-"""Stands for any value but None: a field may depend on another one being given."""
-
-
 class Except(NamedTuple):
     """Any value but this one."""
 
     value: object
+
+
+SOMETHING = Except(None)
+"""Stands for any value but None: a field may depend on another one being given."""
 
 
 class _Beside:
@@ -120,9 +116,7 @@ def _is_met(allowed_values: tuple[Any, ...], values: Mapping[str, object], name:
         return True
     value: Any = values[name]
     for allowed in allowed_values:
-        if allowed is SOMETHING:
-            is_met = value is not None
-        elif isinstance(allowed, Range):
+        if isinstance(allowed, Range):
             is_met = value is not None and allowed.allows(value)
         elif isinstance(allowed, Except):
             is_met = value != allowed.value
@@ -135,10 +129,10 @@ def _is_met(allowed_values: tuple[Any, ...], values: Mapping[str, object], name:
 
 def _condition_text(name: str, allowed_values: tuple[Any, ...]) -> str:
     first = allowed_values[0]
-    if first is SOMETHING:
-        return f"{name} given"
     if isinstance(first, Range):
         return f"{name} {first.in_words}"
+    if first == SOMETHING:
+        return f"{name} given"
     if isinstance(first, Except):
         return f"{name} other than {_value_text(first.value)}"
     if allowed_values == (None,):

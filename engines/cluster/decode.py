@@ -65,7 +65,8 @@ class DecodeBatch:
     """End of the last step."""
     log: TokenLog = field(default_factory=TokenLog)
     _members: dict[int, Live] = field(default_factory=dict)
-    _finish: list[tuple[int, int]] = field(default_factory=list)
+    finish: list[tuple[int, int]] = field(default_factory=list)
+    """A heap of members, by their last step."""
     _joined: list[Live] = field(default_factory=list)
 
     def join(self, live: Live) -> None:
@@ -74,20 +75,16 @@ class DecodeBatch:
         live.finish_step = self.steps + live.left
         live.stay_start = -1
         self._members[live.order] = live
-        heappush(self._finish, (live.finish_step, live.order))
+        heappush(self.finish, (live.finish_step, live.order))
         self._joined.append(live)
         self.context += live.context
         self.size += 1
 
-    def next_finish(self) -> int:
-        """Steps until the first member has all its tokens."""
-        return self._finish[0][0] - self.steps
-
     def pop_finished(self) -> list[Live]:
         """Remove and return the members that have all their tokens, by their last step, and the older first."""
         members = []
-        while self._finish and self._finish[0][0] <= self.steps:
-            live = self._members[heappop(self._finish)[1]]
+        while self.finish and self.finish[0][0] <= self.steps:
+            live = self._members[heappop(self.finish)[1]]
             self.leave(live)
             members.append(live)
         return members
@@ -99,8 +96,8 @@ class DecodeBatch:
         """Update the member's state and remove it from the batch."""
         del self._members[live.order]
         if live.finish_step > self.steps:
-            self._finish.remove((live.finish_step, live.order))
-            heapify(self._finish)
+            self.finish.remove((live.finish_step, live.order))
+            heapify(self.finish)
         steps = self.steps - live.joined_step
         live.context += steps
         live.left -= steps
@@ -280,7 +277,7 @@ class DecodeWorker(Worker):
                 self._queue_unseen()
                 continue
             max_steps = 1 if self._unseen else self._max_run_steps
-            steps = self._reserve(min(self.batch.next_finish(), max_steps))
+            steps = self._reserve(min(self.batch.finish[0][0] - self.batch.steps, max_steps))
             if steps:
                 self._schedule_run(self.batch.run(now, steps, self._decode_line(self.batch.size)), steps)
                 break

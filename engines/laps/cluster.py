@@ -296,9 +296,6 @@ class PrefillCluster(Checked):
                 "cache='instance' with pooling='global': a pulled request loses its history, use pooling='each'",
             )
 
-    def class_of(self, tokens: int) -> LengthClass:
-        return "short" if tokens < self.boundary else "long"
-
     def simulate(
         self, arrivals: PrefillArrivals | Sequence[PrefillArrivals], *, until_s: float = math.inf
     ) -> PrefillRun:
@@ -545,7 +542,7 @@ class _PrefillSimulation(Simulation):
             return
         if self._work_s is not None:
             task.estimate_s = self._work_s(history, tokens)
-        pool = self._cluster.class_of(tokens)
+        pool: LengthClass = "short" if tokens < self._cluster.boundary else "long"
         ask(self._pool_queues[pool].push, task)
         for instance in self.instances:
             if instance.pool == pool and not instance.is_busy:

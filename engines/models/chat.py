@@ -125,17 +125,14 @@ class ChatTemplate:
         """Return the prompt, up to and including the header of the assistant's answer, unless ``form`` says otherwise."""
         if not messages:
             raise UserError("messages is empty: give at least one message")
-        if any(message.role == "developer" for message in messages) and not self._knows_developers:
+        knows_developers = self.source is not None and ("'developer'" in self.source or '"developer"' in self.source)
+        if any(message.role == "developer" for message in messages) and not knows_developers:
             messages = _with_one_system(messages)
         last = messages[-1]
         if form.continue_final_message:
             messages = [*messages[:-1], replace(last, content=last.content + _CUT)]
         text = self._render(messages, form)
         return _cut_within(text, last.content) if form.continue_final_message else text
-
-    @property
-    def _knows_developers(self) -> bool:
-        return self.source is not None and ("'developer'" in self.source or '"developer"' in self.source)
 
     def _render(self, messages: Sequence[Message], form: PromptForm) -> str:
         add_generation_prompt = form.add_generation_prompt and not form.continue_final_message

@@ -19,7 +19,7 @@ from engines.dllm.executor.layout import HostRows
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import Guidance, ItemTable, PackedRows
 from engines.dllm.executor.torch import TorchExecutor
-from engines.dllm.plan import PlanItem, Request
+from engines.dllm.plan import PlanItem
 from engines.errors import require
 from engines.models.protocol import DiffusionModel
 
@@ -125,7 +125,8 @@ def feature_cache_executor(
         rows=ResponseLayout(shared.state, shifts_logits=shifts_logits),
         forward=forward,
         head=MonolithicHead(logits_with_residual(model, residual), reduce),
-        ranked_span=response_span,
+        # The whole response, like published code.
+        ranked_span=lambda i, request: (i.block_start - request.prompt_len, request.generation.gen_length),
         also_validate=refuse_unsupported,
         stop_ids=stop_ids,
         profile_every=profile_every,
@@ -152,8 +153,3 @@ class ResponseLayout:
             key_len=empty,
         )
         return HostRows(packed)
-
-
-def response_span(item: PlanItem, request: Request) -> tuple[int, int]:
-    """Return the whole response as the span to rank, like published code."""
-    return item.block_start - request.prompt_len, request.generation.gen_length

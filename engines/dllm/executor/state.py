@@ -77,7 +77,16 @@ class RequestState:
             self._slots[request.request_id] = slot
             self._requests[request.request_id] = request
             self._draws[request.request_id] = 0
-            for members, is_member in self._special(request.generation):
+            generation = request.generation
+            for members, is_member in (
+                (self.guided, generation.cfg_scale > 0),
+                (
+                    self.sampled,
+                    max(generation.temperature, generation.alg_temp) > 0 or generation.remasking == "random",
+                ),
+                (self.parallel, generation.is_parallel),
+                (self.stopping, generation.stop_at_eos),
+            ):
                 if is_member:
                     members.add(request.request_id)
             row = np.full(request.total_len, self._mask_id, dtype=np.int64)
@@ -87,15 +96,6 @@ class RequestState:
             flat.append(np.arange(slot * self.width, slot * self.width + request.total_len))
         index, values = self._staging.send(np.concatenate(flat), np.concatenate(ids))
         self.tokens.put_(index, values)
-
-    def _special(self, generation: GenerationConfig) -> tuple[tuple[set[int], bool], ...]:
-        is_sampled = generation.temperature > 0 or generation.alg_temp > 0 or generation.remasking == "random"
-        return (
-            (self.guided, generation.cfg_scale > 0),
-            (self.sampled, is_sampled),
-            (self.parallel, generation.is_parallel),
-            (self.stopping, generation.stop_at_eos),
-        )
 
     def check_finite(self, slots: Tensor, confidence: Tensor) -> None:
         """Mark the requests in ``slots`` [n] whose largest confidence [n] of this step is NaN. All confidences of a row are NaN if its
