@@ -14,19 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engines.cost.kernels import (
-    BLOCK_FOLDER,
-    FOLDER,
-    FP8_FOLDER,
-    FRAMEWORKS,
-    LISTED_FOLDER,
-    Kernel,
-    dense_layer_products,
-    experts_of,
-    head_product,
-    heads_of,
-    layer_products,
-)
+from engines.cost import kernels
 from engines.cost.listed import Curve, between, product_curve
 from engines.cost.roofline import gpu
 from engines.errors import UserError, require
@@ -69,7 +57,7 @@ class Extract:
 
     card: str
     root: Path
-    curves: dict[tuple[str, Kernel], Found] = field(default_factory=dict)
+    curves: dict[tuple[str, kernels.Kernel], Found] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     rules: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -103,10 +91,10 @@ class Extract:
 def extracts(card: str, degrees: Sequence[int]) -> dict[Path, Extract]:
     """Extracts of a card by the folder of their file: models here at the ``degrees``, block-diffusion models on one of some cards, and
     all that is listed."""
-    block = {BLOCK_FOLDER: extract(card, (1,), TABLED)} if card in BLOCK_CARDS else {}
-    by_folder = {FOLDER: extract(card, degrees), **block, LISTED_FOLDER: extract_listed(card)}
+    block = {kernels.BLOCK_FOLDER: extract(card, (1,), TABLED)} if card in BLOCK_CARDS else {}
+    by_folder = {kernels.FOLDER: extract(card, degrees), **block, kernels.LISTED_FOLDER: extract_listed(card)}
     fp8 = extract_fp8(card)
-    return by_folder | ({FP8_FOLDER: fp8} if fp8.curves else {})
+    return by_folder | ({kernels.FP8_FOLDER: fp8} if fp8.curves else {})
 
 
 BLOCK_CARDS = ("h100", "h200")
@@ -126,9 +114,9 @@ def extract(card: str, degrees: Sequence[int], shapes: Sequence[ModelShape] = SH
     products = {
         product
         for _, rank in ranks
-        for product in (*layer_products(rank), *dense_layer_products(rank), head_product(rank))
+        for product in (*kernels.layer_products(rank), *kernels.dense_layer_products(rank), kernels.head_product(rank))
     }
-    for framework in FRAMEWORKS:
+    for framework in kernels.FRAMEWORKS:
         curves = _products(tables, framework)
         tables.curves[framework, "gemm"] = {
             tuple(product): product_curve(product, curves, gpu(card)) for product in products
@@ -137,12 +125,12 @@ def extract(card: str, degrees: Sequence[int], shapes: Sequence[ModelShape] = SH
             curves = _attention(tables, framework, kernel)
             tables.curves[framework, kernel] = {
                 (*heads, int(batch)): curve
-                for heads in {heads_of(rank) for _, rank in ranks}
+                for heads in {kernels.heads_of(rank) for _, rank in ranks}
                 for batch, curve in between(*heads, curves, by_ratio=False).items()
             }
         experts, our_experts = _experts(tables, framework), tables.curves.setdefault((framework, "experts"), {})
         for degree, rank in ranks:
-            if (expert_key := experts_of(rank)) is not None:
+            if (expert_key := kernels.experts_of(rank)) is not None:
                 require((*expert_key, degree) in experts, f"{PACKAGE} has no {expert_key} of {framework} for {card}")
                 our_experts[tuple(expert_key)] = experts[*expert_key, degree]
         _all_reduces(tables, framework)
@@ -152,7 +140,7 @@ def extract(card: str, degrees: Sequence[int], shapes: Sequence[ModelShape] = SH
 def extract_listed(card: str) -> Extract:
     """Every bfloat16 curve that the package lists, for each framework."""
     tables = _open_extract(card)
-    for framework in FRAMEWORKS:
+    for framework in kernels.FRAMEWORKS:
         tables.curves[framework, "gemm"] = _products(tables, framework)
         for kernel in ("prompt", "decode", "prompt-64", "decode-64"):
             tables.curves[framework, kernel] = _attention(tables, framework, kernel)
@@ -161,7 +149,7 @@ def extract_listed(card: str) -> Extract:
     return tables
 
 
-_FP8: Mapping[str, tuple[Kernel, Kernel]] = {
+_FP8: Mapping[str, tuple[kernels.Kernel, kernels.Kernel]] = {
     "fp8": ("gemm-fp8", "experts-fp8"),
     "fp8_block": ("gemm-fp8-block", "experts-fp8-block"),
 }
@@ -171,7 +159,7 @@ _FP8: Mapping[str, tuple[Kernel, Kernel]] = {
 def extract_fp8(card: str) -> Extract:
     """Products and experts in FP8, for each framework that has them on the card."""
     tables = _open_extract(card)
-    for framework in FRAMEWORKS:
+    for framework in kernels.FRAMEWORKS:
         for dtype, (gemm, experts) in _FP8.items():
             groups = _products(tables, framework, dtype), _by_rank(_experts(tables, framework, dtype))
             tables.curves |= {
@@ -230,7 +218,7 @@ def _products(source: Extract, framework: str, dtype: str = "bfloat16") -> Found
     return {(int(n), int(k)): (sizes, tuple(curve.tolist())) for (n, k), curve in zip(keys, clean.times, strict=True)}
 
 
-def _attention(source: Extract, framework: str, kernel: Kernel) -> Found:
+def _attention(source: Extract, framework: str, kernel: kernels.Kernel) -> Found:
     """All listed heads of a width, after the rules."""
     is_prompt, width = kernel.startswith("prompt"), 64 if kernel.endswith("-64") else 128
     table = source.read("attention", framework, "context_attention" if is_prompt else "generation_attention")
