@@ -93,6 +93,6 @@ def is_whole(engine: BlockEngine) -> bool:
     return (
         tables.room == tables.num_blocks
         and tables.num_free_slots == tables.num_slots
-        and not np.any(tables.held)
+        and not np.any(tables.block_counts)
         and not np.any(tables.table)
     )
