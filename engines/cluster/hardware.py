@@ -113,8 +113,7 @@ ENGINES = _readings(_STORED["engines"])
 
 def cost_constants(name: str) -> CostConstants:
     by_name = {constants.name: constants for constants in (*CONSTANTS, *ENGINES)}
-    if name.lower() not in by_name:
-        raise UserError(f"constants={name!r} are unknown: use one of {', '.join(by_name)}")
+    require(name.lower() in by_name, f"constants={name!r} are unknown: use one of {', '.join(by_name)}")
     return by_name[name.lower()]
 
 

@@ -123,8 +123,7 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], form: PromptForm = USUAL_FORM) -> str:
         """Return the prompt, up to and including the header of the assistant's answer, unless ``form`` says otherwise."""
-        if not messages:
-            raise UserError("messages is empty: give at least one message")
+        require(bool(messages), "messages is empty: give at least one message")
         knows_developers = self.source is not None and ("'developer'" in self.source or '"developer"' in self.source)
         if any(message.role == "developer" for message in messages) and not knows_developers:
             messages = _with_one_system(messages)
@@ -174,8 +173,7 @@ EMBEDDED_CHAT = ChatTemplate(family=_EMBEDDED, source=None, special_tokens={})
 
 def load_chat_template(directory: Path, family: str) -> ChatTemplate:
     """Load ``chat_template.jinja``, or else ``chat_template`` of ``tokenizer_config.json``, or else the family's format."""
-    if family not in _TURN_END:
-        raise UserError(f"family={family!r} has no chat format: use one of {', '.join(_TURN_END)}")
+    require(family in _TURN_END, f"family={family!r} has no chat format: use one of {', '.join(_TURN_END)}")
     config_path, template_path = directory / "tokenizer_config.json", directory / "chat_template.jinja"
     require(not template_path.is_dir(), f"{template_path} is a folder: put the template's text in a file of that name")
     config = read_json(config_path) if config_path.is_file() else {}

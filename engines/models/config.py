@@ -138,8 +138,7 @@ def layer_types(raw: Mapping[str, Any], implemented: Sequence[str]) -> Sequence[
 
 def require_fields(raw: Mapping[str, Any], names: Iterable[str]) -> None:
     missing = [name for name in names if raw.get(name) is None]
-    if missing:
-        raise UserError(f"config.json lacks {', '.join(missing)}: add the architecture's fields")
+    require(not missing, f"config.json lacks {', '.join(missing)}: add the architecture's fields")
 
 
 def refuse_unsupported(raw: Mapping[str, Any], implemented: Mapping[str, Sequence[Any]]) -> None:
@@ -166,8 +165,7 @@ def token_id(raw: Mapping[str, Any], name: str, vocab_size: int) -> int:
 def flag(raw: Mapping[str, Any], name: str) -> bool:
     """Return the value of a true or false field; False if it is absent or null."""
     value = raw.get(name)
-    if value not in (True, False, None):
-        raise UserError(f"config.json has {name}={value!r}: give true or false")
+    require(value in (True, False, None), f"config.json has {name}={value!r}: give true or false")
     return bool(value)
 
 
@@ -270,8 +268,7 @@ def span(length: int, rank: int, size: int) -> tuple[int, int]:
 
 def check_division(config: ModelConfig, size: int) -> None:
     """Raise UserError if the model's heads cannot be divided among so many ranks."""
-    if size < 1:
-        raise UserError(f"tensor_parallel={size} must be at least 1")
+    require(size >= 1, f"tensor_parallel={size} must be at least 1")
     fits = [n for n in range(1, config.n_kv_heads + 1) if config.n_kv_heads % n == config.n_heads % n == 0]
     for field in ("n_kv_heads", "n_heads"):
         if getattr(config, field) % size:

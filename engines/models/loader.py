@@ -201,8 +201,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise UserError(f"dtype={name!r} is unknown: use one of {', '.join(DTYPES)}")
+    require(name in DTYPES, f"dtype={name!r} is unknown: use one of {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
@@ -346,8 +345,7 @@ def build_causal(config: CausalConfig) -> CausalModel:
 
 def _stored_dir(model: object, is_shape: bool) -> Path:
     """Return a model's directory. Raises UserError for a config or the name of a shape, which have no weights."""
-    if is_shape:
-        raise UserError(f"model={model!r} is a shape without weights: add --weights random, or give a checkpoint")
+    require(not is_shape, f"model={model!r} is a shape without weights: add --weights random, or give a checkpoint")
     return checkpoint_dir(str(model))
 
 

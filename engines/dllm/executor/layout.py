@@ -92,8 +92,7 @@ class Layouts:
             arrays.append(table.step_in_block[:, None])
         if block_rows.inside is not None:
             arrays.append((~block_rows.inside).astype(np.int64))
-        fresh_rows = FreshRows.of(table, host.packed.base)
-        fresh_arrays = () if fresh_rows is None else fresh_rows.arrays()
+        fresh_arrays = FreshRows.of(table, host.packed.base) or ()
         sent = self.staging.send(*arrays, *host.arrays, *fresh_arrays)
         positions, block_packed, flat, slot, *others = sent[: len(arrays)]
         step = others.pop(0) if self.state.settles else None

@@ -161,7 +161,7 @@ class RequestState:
             self._committed_in.put_(block.flat, torch.where(chosen, block.step, previous))
 
     def fresh_rows(self, block: BlockPlaces, sent: Sequence[Tensor]) -> Fresh:
-        """Find the rows to compute of the last requests of a step, which have settled rows; ``sent`` holds their ``FreshRows.arrays``."""
+        """Find the rows to compute of the last requests of a step, which have settled rows; ``sent`` holds their ``FreshRows``."""
         assert self._committed_in is not None
         settled_before, base, behind, first_cell, rank = sent
         count = len(base)

@@ -287,8 +287,7 @@ class BuildRows:
         return self.run_start[:, None] + np.where(inside, position, 0), inside
 
 
-@dataclass(frozen=True, kw_only=True)
-class FreshRows:
+class FreshRows(NamedTuple):
     """Data by which the device finds the rows to compute of the last c items of a step: those that have not settled, in order.
 
     Their packed rows are the step's last; B is the longest active block of the step.
@@ -320,9 +319,6 @@ class FreshRows:
             cell=cell,
             rank=cell + ranks(counts),
         )
-
-    def arrays(self) -> tuple[Ints, ...]:
-        return self.settled_before, self.base, self.behind, self.cell, self.rank
 
 
 Pack = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
