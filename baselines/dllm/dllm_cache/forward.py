@@ -19,18 +19,15 @@ from torch import Tensor
 
 from baselines.dllm.dllm_cache.schedule import BatchClock, CacheStep, FeatureCacheConfig
 from engines.attention.backends import HostVarlen, VarlenAttention, sdpa
-from engines.dllm.executor.state import RequestState
+from engines.dllm.executor.compose import Shared
 from engines.dllm.executor.step import Forwarded, Guidance, StepLayout
 from engines.dllm.plan import PlanItem, StepPlan
 from engines.kernels.host import Runs, attend_runs
-from engines.models.config import ModelConfig
 from engines.models.decoder import DreamModel
 from engines.models.layers import rotate_halves, rotate_in_float32
 from engines.models.llada import LLaDAModelLM
 from engines.models.protocol import DiffusionModel, Rotary
-from engines.runtime.device import Staging
 from engines.runtime.rows import MIN_ROWS
-from engines.runtime.step_timer import StepTimer
 
 # -- features ---------------------------------------------------------------------------------------------
 
@@ -107,51 +104,6 @@ class Batch:
     """Caches for the forwards without prompts; empty unless a member asks for guidance."""
 
 
-def form_batch(
-    plan: StepPlan,
-    step: CacheStep,
-    shape: ModelConfig,
-    parts: Layers,
-    state: RequestState,
-    staging: Staging,
-    *,
-    dtype: torch.dtype,
-    masks_keys: bool,
-) -> Batch:
-    """Allocate and index a new batch. ``masks_keys``: whether the batch attends in one call, padding included."""
-    n, width, device = len(plan.items), step.total_width, state.tokens.device
-    padding = np.array([width - item.total_len for item in plan.items])
-    slots = np.array(state.slots(plan.items))[:, None]
-    position = np.maximum(np.arange(width)[None, :] - padding[:, None], 0)
-    cos, sin = (table.unflatten(0, (n, width)) for table in parts.rotary(staging.ints(position.ravel())))
-    key_mask = None
-    if padding.any() and masks_keys:
-        is_key = staging.ints(np.arange(width)[None, :] >= padding[:, None]) != 0
-        key_mask = is_key[:, None, None, :]
-
-    def features(*row: int) -> tuple[Tensor, ...]:
-        return torch.empty((shape.n_layers, n, width, *row), dtype=dtype, device=device).unbind()
-
-    def caches() -> tuple[LayerCache, ...]:
-        kv = (shape.n_kv_heads, shape.head_dim)
-        layers = zip(features(*kv), features(*kv), features(shape.d_model), features(shape.d_model), strict=True)
-        return tuple(LayerCache(k=k, v=v, attention=a, mlp=f) for k, v, a, f in layers)
-
-    is_guided = any(generation.cfg_scale > 0 for generation in state.generations(plan.items))
-    return Batch(
-        request_ids=tuple(item.request_id for item in plan.items),
-        padding=tuple(padding.tolist()),
-        flat=staging.ints(slots * state.width + position),
-        cos=cos,
-        sin=sin,
-        members=torch.arange(n, device=device).unsqueeze(1),
-        prompt_columns=torch.arange(step.prompt_width, device=device).expand(n, -1),
-        key_mask=key_mask,
-        caches=caches(),
-        blind_caches=caches() if is_guided else (),
-    )
-
-
 # -- the forward ------------------------------------------------------------------------------------------
 
 Columns = tuple[slice | Tensor, slice | Tensor]
@@ -160,34 +112,25 @@ Columns = tuple[slice | Tensor, slice | Tensor]
 EVERY = slice(None)
 
 
-class Residual:
-    """[N, V] difference that guidance makes to the logits, kept between two forwards without the prompts."""
-
-    def __init__(self) -> None:
-        self.logits: Tensor | None = None
-
-
 class FeatureForward:
     """With ``masked_attention``, a batch of unequal lengths attends in one call, with a mask over the padding; else its members attend
     one by one. ``is_parity`` takes the library's order of equal similarities."""
 
     def __init__(
         self,
-        model: DiffusionModel,
+        shared: Shared,
         cache: FeatureCacheConfig,
-        state: RequestState,
-        staging: Staging,
-        timer: StepTimer,
-        residual: Residual,
         attention: VarlenAttention,
         *,
         masked_attention: bool,
         is_parity: bool,
     ) -> None:
-        self._shape, self._dtype = model.config, next(model.parameters()).dtype
+        model = shared.model
+        self._model, self._shape, self._dtype = model, model.config, next(model.parameters()).dtype
         self._parts = Layers(model)
-        self._state, self._staging, self._timer = state, staging, timer
-        self._residual = residual
+        self._state, self._staging, self._timer = shared.state, shared.staging, shared.timer
+        self._residual: Tensor | None = None
+        """[N, V] difference that guidance makes to the logits, kept between two forwards without the prompts."""
         self._is_host = isinstance(attention, HostVarlen)
         self._masked_attention, self._is_parity = masked_attention, is_parity
         self._clock, self._blind_clock = BatchClock(cache), BatchClock(cache)
@@ -197,16 +140,7 @@ class FeatureForward:
         step = self._clock.tick(plan)
         if plan.admitted:
             self.rest()  # free the last batch's caches before new ones are made
-            self.batch = form_batch(
-                plan,
-                step,
-                self._shape,
-                self._parts,
-                self._state,
-                self._staging,
-                dtype=self._dtype,
-                masks_keys=self._masked_attention,
-            )
+            self.batch = self._form_batch(plan, step)
             self._timer.lap("metadata")
         batch = self.batch
         assert batch is not None
@@ -219,13 +153,58 @@ class FeatureForward:
         return Forwarded(hidden, guidance, len(items) * (step.query_rows + blind_rows))
 
     def rest(self) -> None:
-        self.batch = self._residual.logits = None
+        self.batch = self._residual = None
+
+    def logits(self, hidden: Tensor, guidance: Guidance | None) -> Tensor:
+        """Project to logits, and keep the difference that guidance makes until the next forward without the prompts."""
+        logits = self._model.logits(hidden)
+        if guidance is None:
+            return logits
+        if self._residual is None:
+            self._residual = logits - self._model.logits(guidance.hidden)
+        scale = guidance.scale.unsqueeze(1)
+        return torch.where(scale > 0, (logits - self._residual) + (scale + 1) * self._residual, logits)
+
+    def _form_batch(self, plan: StepPlan, step: CacheStep) -> Batch:
+        """Allocate and index a new batch."""
+        shape, state, staging = self._shape, self._state, self._staging
+        n, width, device = len(plan.items), step.total_width, state.tokens.device
+        padding = np.array([width - item.total_len for item in plan.items])
+        slots = np.array(state.slots(plan.items))[:, None]
+        position = np.maximum(np.arange(width)[None, :] - padding[:, None], 0)
+        cos, sin = (table.unflatten(0, (n, width)) for table in self._parts.rotary(staging.ints(position.ravel())))
+        key_mask = None
+        if padding.any() and self._masked_attention:
+            is_key = staging.ints(np.arange(width)[None, :] >= padding[:, None]) != 0
+            key_mask = is_key[:, None, None, :]
+
+        def features(*row: int) -> tuple[Tensor, ...]:
+            return torch.empty((shape.n_layers, n, width, *row), dtype=self._dtype, device=device).unbind()
+
+        def caches() -> tuple[LayerCache, ...]:
+            kv = (shape.n_kv_heads, shape.head_dim)
+            layers = zip(features(*kv), features(*kv), features(shape.d_model), features(shape.d_model), strict=True)
+            return tuple(LayerCache(k=k, v=v, attention=a, mlp=f) for k, v, a, f in layers)
+
+        is_guided = any(generation.cfg_scale > 0 for generation in state.generations(plan.items))
+        return Batch(
+            request_ids=tuple(item.request_id for item in plan.items),
+            padding=tuple(padding.tolist()),
+            flat=staging.ints(slots * state.width + position),
+            cos=cos,
+            sin=sin,
+            members=torch.arange(n, device=device).unsqueeze(1),
+            prompt_columns=torch.arange(step.prompt_width, device=device).expand(n, -1),
+            key_mask=key_mask,
+            caches=caches(),
+            blind_caches=caches() if is_guided else (),
+        )
 
     def _guidance(self, batch: Batch, plan: StepPlan, ids: Tensor, hidden: Tensor) -> tuple[Guidance, int]:
         """Return classifier-free guidance, and how many rows a member's forward without its prompt computed.
 
         That forward has its own features and its own step count, and runs at some steps only. Between them we keep the difference that it
-        made to the logits (``Residual``).
+        made to the logits.
         """
         generations = self._state.generations(plan.items)
         gen_length = generations[0].gen_length
@@ -236,7 +215,7 @@ class FeatureForward:
         step = self._blind_clock.tick(plan)
         blind = ids.clone()
         blind[:, : step.prompt_width] = self._shape.mask_token_id
-        self._residual.logits = None
+        self._residual = None
         return Guidance(self._hidden(batch, batch.blind_caches, blind, step), scale), step.query_rows
 
     def _hidden(self, batch: Batch, caches: tuple[LayerCache, ...], ids: Tensor, step: CacheStep) -> Tensor:

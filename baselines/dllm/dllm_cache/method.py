@@ -83,7 +83,20 @@ def packed_work(
     )
 
 
-class FeatureCacheRooflineExecutor(RooflineExecutor):
+class _CountingExecutor(RooflineExecutor):
+    """A step's work depends on how many steps came before, through blocks."""
+
+    def validate(self, request: Request) -> None:
+        super().validate(request)
+        refuse_unsupported(request)
+
+    def execute_again(
+        self, plan: StepPlan, begun: Sequence[tuple[PlanItem, Course]], number: int, previous: StepOutcome | None
+    ) -> StepOutcome:
+        return self.execute(plan)
+
+
+class FeatureCacheRooflineExecutor(_CountingExecutor):
     """Charges for what ``feature_cache_executor`` computes."""
 
     def __init__(
@@ -93,23 +106,14 @@ class FeatureCacheRooflineExecutor(RooflineExecutor):
         self._clock = BatchClock(cache)
         self._known: dict[tuple[CacheStep, int], StepWork] = {}
 
-    def validate(self, request: Request) -> None:
-        super().validate(request)
-        refuse_unsupported(request)
-
     def work(self, plan: StepPlan) -> StepWork:
         step = self._clock.tick(plan), len(plan.items)
         if step not in self._known:
             self._known[step] = step_work(*step, self.roofline.shape)
         return self._known[step]
 
-    def execute_again(
-        self, plan: StepPlan, begun: Sequence[tuple[PlanItem, Course]], number: int, previous: StepOutcome | None
-    ) -> StepOutcome:
-        return self.execute(plan)  # its step count continues through blocks
 
-
-class PackedFeatureCacheRooflineExecutor(RooflineExecutor):
+class PackedFeatureCacheRooflineExecutor(_CountingExecutor):
     """dLLM-Cache without padding or static batches: every request counts its own steps, and a step makes the logits of the active blocks,
     in chunks."""
 
@@ -118,10 +122,6 @@ class PackedFeatureCacheRooflineExecutor(RooflineExecutor):
         self.cache = cache
         self._steps: dict[int, int] = {}
         self._gen_lengths: dict[int, int] = {}
-
-    def validate(self, request: Request) -> None:
-        super().validate(request)
-        refuse_unsupported(request)
 
     def work(self, plan: StepPlan) -> StepWork:
         for request in plan.admitted:
@@ -139,11 +139,6 @@ class PackedFeatureCacheRooflineExecutor(RooflineExecutor):
             logit_rows=logit_rows,
             logit_chunks=max(1, -(-logit_rows // self.config.max_num_logits)),
         )
-
-    def execute_again(
-        self, plan: StepPlan, begun: Sequence[tuple[PlanItem, Course]], number: int, previous: StepOutcome | None
-    ) -> StepOutcome:
-        return self.execute(plan)
 
     def release(self, request_id: int) -> None:
         del self._steps[request_id], self._gen_lengths[request_id]

@@ -8,35 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baselines.dllm.dllm_cache.forward import FeatureForward, Residual
+from baselines.dllm.dllm_cache.forward import FeatureForward
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig, refuse_unsupported
-from baselines.dllm.static.executor import MonolithicHead, Project, Reduce
+from baselines.dllm.static.executor import MonolithicHead, Reduce
 from engines.attention.registry import batch_attention
 from engines.dllm.config import EngineConfig
 from engines.dllm.denoise import Reduced, Reduction, Sampling, reduce_in_parts
 from engines.dllm.executor.compose import Shared
 from engines.dllm.executor.layout import HostRows
 from engines.dllm.executor.state import RequestState
-from engines.dllm.executor.step import Guidance, ItemTable, PackedRows
+from engines.dllm.executor.step import ItemTable, PackedRows
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import PlanItem
 from engines.errors import require
 from engines.models.protocol import DiffusionModel
-
-
-def logits_with_residual(model: DiffusionModel, residual: Residual) -> Project:
-    """Return the projection to logits. It keeps the difference that guidance makes until the next forward without the prompts."""
-
-    def project(hidden: Tensor, guidance: Guidance | None) -> Tensor:
-        logits = model.logits(hidden)
-        if guidance is None:
-            return logits
-        if residual.logits is None:
-            residual.logits = logits - model.logits(guidance.hidden)
-        scale = guidance.scale.unsqueeze(1)
-        return torch.where(scale > 0, (logits - residual.logits) + (scale + 1) * residual.logits, logits)
-
-    return project
 
 
 def reduce_by_exponentials(reduction: Reduction) -> Reduce:
@@ -107,14 +92,10 @@ def feature_cache_executor(
     attention = batch_attention(next(model.parameters()), model.config.head_dim)
     # Which rows it recomputes depends on how similar values are, sometimes on their last bits: norms stay torch's.
     shared = Shared(model, config, num_slots=batch_size, attention=attention, host_norms=False)
-    residual, reduction = Residual(), shared.kernels.reduction
+    reduction = shared.kernels.reduction
     forward = FeatureForward(
-        model,
+        shared,
         cache,
-        shared.state,
-        shared.staging,
-        shared.timer,
-        residual,
         attention,
         masked_attention=shared.device.type != "cpu" if masked_attention is None else masked_attention,
         is_parity=config.tie_policy == "parity",
@@ -124,7 +105,7 @@ def feature_cache_executor(
         pool=shared.pool(0),
         rows=ResponseLayout(shared.state, shifts_logits=shifts_logits),
         forward=forward,
-        head=MonolithicHead(logits_with_residual(model, residual), reduce),
+        head=MonolithicHead(forward.logits, reduce),
         # The whole response, like published code.
         ranked_span=lambda i, request: (i.block_start - request.prompt_len, request.generation.gen_length),
         also_validate=refuse_unsupported,

@@ -76,8 +76,8 @@ class PaddedAttend:
         self, shape: ModelConfig, pool: PoolTensors, attention: VarlenAttention, staging: Staging, timer: StepTimer
     ) -> None:
         self._is_host = isinstance(attention, HostVarlen)
-        self._pool, self._staging, self._timer = pool, staging, timer
-        self._heads = shape.n_heads, shape.n_kv_heads
+        self.pool, self._staging, self.timer = pool, staging, timer
+        self.heads = shape.n_heads, shape.n_kv_heads
 
     def __call__(self, items: Sequence[PlanItem], rows: StepRows, pad_to: int | None) -> Attend:
         assert pad_to is not None, "a padded executor runs static batches only"
@@ -87,12 +87,12 @@ class PaddedAttend:
         is_ragged = len({item.window_len for item in items}) > 1 and not is_refresh
         if self._is_host:
             runs = _runs(items, pad_to, None if is_ragged else width)
-            return _on_host(rows, self._pool, self._timer, runs, is_refresh=is_refresh)
+            return _on_host(rows, self.pool, self.timer, runs, is_refresh=is_refresh)
         mask = None
         if min(key_tokens) < width:
-            columns = torch.arange(width, device=self._pool.k.device)
+            columns = torch.arange(width, device=self.pool.k.device)
             mask = (columns < self._staging.ints(key_tokens).unsqueeze(1))[:, None, None, :]
-        step = _Step(items, rows, self._pool, self._timer, self._heads, mask)
+        step = _Step(self, items, rows, mask)
         if is_refresh:
             return step.refresh
         if is_ragged:
@@ -103,19 +103,12 @@ class PaddedAttend:
 class _Step:
     """The layers of one step. Each gets its rows of q, k and v [N, H, D] end to end, with zeros up to MIN_ROWS."""
 
-    def __init__(
-        self,
-        items: Sequence[PlanItem],
-        rows: StepRows,
-        pool: PoolTensors,
-        timer: StepTimer,
-        heads: tuple[int, int],
-        mask: Tensor | None,
-    ) -> None:
-        self.items, self.rows, self.pool, self.timer, self.mask = items, rows, pool, timer, mask
+    def __init__(self, attend: PaddedAttend, items: Sequence[PlanItem], rows: StepRows, mask: Tensor | None) -> None:
+        self.items, self.rows, self.pool, self.timer, self.mask = items, rows, attend.pool, attend.timer, mask
         self.num_rows, self.is_exact = rows.num_rows, rows.num_rows >= MIN_ROWS
-        self.group = heads[0] // heads[1]
-        self.wide, self.narrow = ((len(items), rows.num_rows // len(items), each, pool.k.shape[3]) for each in heads)
+        self.group = attend.heads[0] // attend.heads[1]
+        n, head_dim = len(items), self.pool.k.shape[3]
+        self.wide, self.narrow = ((n, rows.num_rows // n, each, head_dim) for each in attend.heads)
 
     def refresh(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.timer.lap_inside("gemm")
@@ -289,7 +282,15 @@ def static_batch_bytes(
         scheduler = StaticBatchScheduler(
             config, KvPool(kv_rows), rule, batch_size=batch_size, exact_steps=sampler.exact_steps
         )
-        engine = Engine(scheduler, _make(make_executor, kv_rows))
+        try:
+            executor = make_executor(kv_rows)  # its slabs may already exceed the memory
+        except RuntimeError as error:  # torch.OutOfMemoryError is a RuntimeError
+            if not is_out_of_memory(error):
+                raise
+            # The failed frames still hold what was allocated.
+            clear_frames(error.__traceback__)
+            raise ExecutorError(f"out of memory for a cache of {kv_rows} rows") from error
+        engine = Engine(scheduler, executor)
         for i in range(batch_size):
             engine.submit(
                 Request(request_id=i, prompt_len=prompt_len, prompt_ids=(token,) * prompt_len, generation=generation)
@@ -303,15 +304,3 @@ def static_batch_bytes(
             engine.close()
 
     return peak_bytes(run, next(model.parameters()).device)
-
-
-def _make(make_executor: Callable[[int], Executor], kv_rows: int) -> Executor:
-    """Make the executor; its slabs may already exceed the memory."""
-    try:
-        return make_executor(kv_rows)
-    except RuntimeError as error:  # torch.OutOfMemoryError is a RuntimeError
-        if not is_out_of_memory(error):
-            raise
-        # The failed frames still hold what was allocated.
-        clear_frames(error.__traceback__)
-        raise ExecutorError(f"out of memory for a cache of {kv_rows} rows") from error
