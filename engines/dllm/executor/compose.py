@@ -19,7 +19,7 @@ from engines.attention.backends import Run, Spans, VarlenAttention, varlen_atten
 from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig, NoCache
 from engines.dllm.denoise import reduce_in_chunks
 from engines.dllm.engine import Engine
-from engines.dllm.executor.graphs import PackedForward, StepGraphs
+from engines.dllm.executor.graphs import GraphForward, PackedForward, StepGraphs
 from engines.dllm.executor.layout import Layouts, PackedLayout, RowLayout
 from engines.dllm.executor.output import CandidateChoice, Commit, PackedHead, RankedSpan, Rollout, forwarded_span
 from engines.dllm.executor.state import RequestState
@@ -211,7 +211,8 @@ def packed_executor(
     pool = shared.pool(kv_rows)
     graphs = None
     if shared.recorder is not None and config.decode.learns != "attention":
-        graphs = StepGraphs(model, kernels.attention, kernels.store, state.tokens, pool, staging, shared.recorder)
+        forward = GraphForward(model, kernels.attention, kernels.store, state.tokens, pool)
+        graphs = StepGraphs(forward, staging, shared.recorder)
     attend: AttendFactory = PackedAttend(pool, kernels.attention, kernels.store, timer, config.sparsity.whole_layer)
     rollout = Rollout(attend, pool) if config.decode.learns == "attention" else None
     require(

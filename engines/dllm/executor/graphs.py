@@ -47,13 +47,13 @@ class GraphForward:
         self, model: DiffusionModel, attention: VarlenAttention, store: Store, tokens: Tensor, pool: PoolTensors
     ) -> None:
         self._model, self._attention, self._store = model, attention, store
-        self._tokens, self._pool = tokens, pool
+        self.tokens, self.pool = tokens, pool
 
     def __call__(self, key: GraphKey, numbers: Tensor) -> Tensor:
         sizes = _sizes(key)
         position, flat, pool_row = numbers.split(sizes)[:3]
         spans = numbers[sum(sizes[:3]) :].to(torch.int32).split(sizes[3:])
-        max_len = self._tokens.shape[1] - 1
+        max_len = self.tokens.shape[1] - 1
         reuse = Spans(
             cu_q=spans[3],
             k_start=spans[4],
@@ -67,30 +67,20 @@ class GraphForward:
             is_refresh = (row < refresh.cu_q[-1])[:, None, None]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            pool_k, pool_v = self._pool.k[layer], self._pool.v[layer]
+            pool_k, pool_v = self.pool.k[layer], self.pool.v[layer]
             self._store(pool_k, pool_v, pool_row, k, v)
             out = self._attention(q, pool_k, pool_v, reuse)
             return torch.where(is_refresh, self._attention(q, k, v, refresh), out) if key.has_refresh else out
 
-        return self._model.hidden(self._tokens.take(flat), self._model.rotary(position), attend)
+        return self._model.hidden(self.tokens.take(flat), self._model.rotary(position), attend)
 
 
 class StepGraphs(Graphs[GraphKey]):
-    """The captured graphs. The last slot of ``tokens`` [slots + 1, width] and the last row of the pool are for padding."""
+    """The captured graphs. The last slot of the tokens [slots + 1, width] and the last row of the pool are for padding."""
 
-    def __init__(
-        self,
-        model: DiffusionModel,
-        attention: VarlenAttention,
-        store: Store,
-        tokens: Tensor,
-        pool: PoolTensors,
-        staging: Staging,
-        recorder: Recorder,
-    ) -> None:
-        super().__init__(recorder, staging, tokens.device)
-        self._forward = GraphForward(model, attention, store, tokens, pool)
-        self._tokens, self._pool = tokens, pool
+    def __init__(self, forward: GraphForward, staging: Staging, recorder: Recorder) -> None:
+        super().__init__(recorder, staging, forward.tokens.device)
+        self._forward = forward
 
     def key_of(self, table: ItemTable, packed: PackedRows) -> GraphKey | None:
         """Return the key of the smallest captured graph that holds such a step, which builds no cache; None if there is none."""
@@ -119,8 +109,8 @@ class StepGraphs(Graphs[GraphKey]):
 
     def _metadata(self, key: GraphKey, table: ItemTable, packed: PackedRows) -> tuple[np.ndarray, ...]:
         """The step's metadata, padded to the graph's sizes."""
-        slots, width = self._tokens.shape
-        padding_row = self._pool.num_rows - 1
+        slots, width = self._forward.tokens.shape
+        padding_row = self._forward.pool.num_rows - 1
         m, num_refresh_rows, n = table.num_refresh, packed.num_refresh_rows, packed.num_rows
         position, flat, pool_row = np.zeros((3, key.rows), dtype=np.int64)
         position[:n], flat[:n] = packed.position[:n], packed.flat[:n]
