@@ -5,7 +5,7 @@ number. ``tokens_per_forward`` is its mean, before the rest of a block limits it
 """
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
@@ -104,23 +104,28 @@ class PoissonSure:
         return int(counts[draw])
 
 
-@dataclass(eq=False)
 class SimulatedExecutor:
-    """Charges each step. A canvas is as sure as a block would be. Once it is sure of all places, it predicts the same tokens twice, without
-    entropy."""
-
-    cost: StepPrice
-    sure: Sure
-    _: KW_ONLY
-    block: int
-    shifts: bool
-    tables: SharedTables
-    host: HostCost = field(default_factory=HostCost)
-    head_rows: HeadRows = "wanted"
-    max_num_logits: int = 2048
-    makes_canvases: bool = False
-    # Steps repeat: a simulation would spend most of its time pricing the same ones.
-    _seconds: dict[StepWork, float] = field(default_factory=dict, init=False)
+    def __init__(
+        self,
+        cost: StepPrice,
+        sure: Sure,
+        *,
+        block: int,
+        shifts: bool,
+        tables: SharedTables,
+        host: HostCost | None = None,
+        head_rows: HeadRows = "wanted",
+        max_num_logits: int = 2048,
+        makes_canvases: bool = False,
+    ) -> None:
+        """A canvas is as sure as a block would be. Once it is sure of all places, it predicts the same tokens twice, without entropy."""
+        self.makes_canvases = makes_canvases
+        self.cost, self.sure, self.tables = cost, sure, tables
+        self.block, self.shifts = block, shifts
+        self._host = host or HostCost()
+        self._head_rows, self._max_num_logits = head_rows, max_num_logits
+        # Steps repeat: a simulation would spend most of its time pricing the same ones.
+        self._seconds: dict[StepWork, float] = {}
 
     def open(self, final: Ints) -> int:
         return self.tables.open()
@@ -139,15 +144,15 @@ class SimulatedExecutor:
             self.block,
             grain=1 if self.makes_canvases else self.block,
             windowed=self.cost.shape,
-            head_rows=self.head_rows,
-            max_num_logits=self.max_num_logits,
+            head_rows=self._head_rows,
+            max_num_logits=self._max_num_logits,
         )
         seconds = self._seconds.get(work)
         if seconds is None:
             seconds = self._seconds[work] = self.cost.step_time(work).total_s
         denoising = [each.request_id for each in plan.works if each.rows is not None]
         if self.makes_canvases:
-            return self._canvas_outcome(denoising, denoised, seconds + self.host.of(plan))
+            return self._canvas_outcome(denoising, denoised, seconds + self._host.of(plan))
         count = [self.sure(request_id, n) for request_id, n in zip(denoising, denoised.forward.tolist(), strict=True)]
         num_sure = np.array(count, dtype=np.int64)[:, None]
         is_sure = wanted & (wanted.cumsum(axis=1) <= num_sure) if count else wanted
@@ -155,7 +160,7 @@ class SimulatedExecutor:
             np.broadcast_to(np.array(denoising, dtype=np.int64)[:, None], wanted.shape),
             np.where(is_sure, 1.0, np.where(wanted, 0.0, -np.inf)),
             np.array([each.request_id for each in plan.works if each.wants_first], dtype=np.int64),
-            seconds + self.host.of(plan),
+            seconds + self._host.of(plan),
         )
 
     def _canvas_outcome(self, denoising: list[int], denoised: Denoised, seconds: float) -> Outcome:

@@ -232,11 +232,11 @@ def padded_executor(
     pool = shared.pool(kv_rows)
     pool.fill_with_zeros()
     rows = PackedLayout(
-        model,
-        state,
-        timer,
-        kernels.selection,
-        PaddedAttend(model.config, pool, attention, staging, timer),
+        model=model,
+        state=state,
+        timer=timer,
+        selection=kernels.selection,
+        attend=PaddedAttend(model.config, pool, attention, staging, timer),
         sends_spans=False,
         row_lengths=padded_lengths,
     )

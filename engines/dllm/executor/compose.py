@@ -39,7 +39,7 @@ Part = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Attends the Refresh or the Reuse rows of q to k and v; writes into the given output or its own, and returns which."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PackedAttend:
     """Attention of packed steps. It writes to the pool the rows of Reuse requests, and the retained rows of requests that build their
     cache. ``whole_layer`` keeps every row while the other layers select."""
@@ -168,10 +168,10 @@ class Shared:
         refuses requests that the method cannot run."""
         shape, config, state, staging = self.model.config, self.config, self.state, self.staging
         layouts = Layouts(
-            state,
-            rows,
-            staging,
-            self.timer,
+            state=state,
+            rows=rows,
+            staging=staging,
+            timer=self.timer,
             shifts_logits=shape.shifts_logits,
             wants_every_place=not config.suppress_mask_token and config.decode.learns == "nothing",
         )
@@ -213,18 +213,24 @@ def packed_executor(
     if shared.recorder is not None and config.decode.learns != "attention":
         forward = GraphForward(model, kernels.attention, kernels.store, state.tokens, pool)
         graphs = StepGraphs(forward, staging, shared.recorder)
-    attend: AttendFactory = PackedAttend(pool, kernels.attention, kernels.store, timer, config.sparsity.whole_layer)
+    attend: AttendFactory = PackedAttend(
+        pool=pool,
+        attention=kernels.attention,
+        store=kernels.store,
+        timer=timer,
+        whole_layer=config.sparsity.whole_layer,
+    )
     rollout = Rollout(attend, pool) if config.decode.learns == "attention" else None
     require(
         rollout is None or model.tensor_parallel is None,
         "tensor_parallel divides the heads, and this rule rests on the mean of all: leave it out",
     )
     rows = PackedLayout(
-        model,
-        state,
-        timer,
-        kernels.selection,
-        rollout or attend,
+        model=model,
+        state=state,
+        timer=timer,
+        selection=kernels.selection,
+        attend=rollout or attend,
         selecting=kernels.selecting,
         sends_spans=not kernels.attention.needs_host_runs,
         graphs=graphs,

@@ -1,7 +1,7 @@
 """Places the rows of a step on the device: all of its metadata in one transfer, shared by the steps of a block."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol, TypedDict
 
@@ -52,7 +52,7 @@ class RowLayout(Protocol):
     def of(self, items: Sequence[PlanItem], table: ItemTable, pad_to: int | None) -> HostRows: ...
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Layouts:
     """Keeps the last step's layout for the next step if that computes the same rows."""
 
@@ -60,7 +60,6 @@ class Layouts:
     rows: RowLayout
     staging: Staging
     timer: StepTimer
-    _: KW_ONLY
     shifts_logits: bool
     wants_every_place: bool
     """Whether committed positions get logits too."""
@@ -142,7 +141,7 @@ class SelectingLayers(NamedTuple):
     selection: SelectAndPack
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class PackedLayout:
     """Lays out one forward over all requests' rows, those of Refresh requests first; a captured graph replays it if one holds them."""
 
@@ -151,7 +150,6 @@ class PackedLayout:
     timer: StepTimer
     selection: SelectAndPack
     attend: AttendFactory
-    _: KW_ONLY
     sends_spans: bool
     selecting: SelectingLayers | None = None
     graphs: StepGraphs | None = None

@@ -42,9 +42,16 @@ class NoAttention:
 def layouts_of(step: Step, attend: NoAttention, *, every: bool = False, sends_spans: bool = False) -> Layouts:
     timer = StepTimer()
     rows = PackedLayout(
-        network(GQA), step.state, timer, TorchSelectAndPack(EngineConfig(), None), attend, sends_spans=sends_spans
+        model=network(GQA),
+        state=step.state,
+        timer=timer,
+        selection=TorchSelectAndPack(EngineConfig(), None),
+        attend=attend,
+        sends_spans=sends_spans,
     )
-    return Layouts(step.state, rows, step.staging, timer, shifts_logits=False, wants_every_place=every)
+    return Layouts(
+        state=step.state, rows=rows, staging=step.staging, timer=timer, shifts_logits=False, wants_every_place=every
+    )
 
 
 def test_steps_of_the_same_rows_share_a_layout():
@@ -128,14 +135,16 @@ def attended(step: Step, pool: PoolTensors, attention: VarlenAttention) -> Eager
     timer = StepTimer()
     timer.begin(detailed=False)
     rows = PackedLayout(
-        network(GQA),
-        step.state,
-        timer,
-        TorchSelectAndPack(EngineConfig(sparsity=SparsityConfig(selection="dense")), None),
-        PackedAttend(pool, attention, store_by_index, timer),
+        model=network(GQA),
+        state=step.state,
+        timer=timer,
+        selection=TorchSelectAndPack(EngineConfig(sparsity=SparsityConfig(selection="dense")), None),
+        attend=PackedAttend(pool=pool, attention=attention, store=store_by_index, timer=timer),
         sends_spans=not attention.needs_host_runs,
     )
-    layouts = Layouts(step.state, rows, step.staging, timer, shifts_logits=False, wants_every_place=False)
+    layouts = Layouts(
+        state=step.state, rows=rows, staging=step.staging, timer=timer, shifts_logits=False, wants_every_place=False
+    )
     found = layouts.of(step.items, None).rows
     assert isinstance(found, EagerRows)
     return found
@@ -191,9 +200,16 @@ def test_parts_of_a_profiled_step_are_told_apart():
     timer.begin(detailed=True)
     selection = TorchSelectAndPack(EngineConfig(sparsity=SparsityConfig(selection="dense")), None)
     rows = PackedLayout(
-        network(GQA), step.state, timer, selection, PackedAttend(pool, Sdpa(), store_by_index, timer), sends_spans=False
+        model=network(GQA),
+        state=step.state,
+        timer=timer,
+        selection=selection,
+        attend=PackedAttend(pool=pool, attention=Sdpa(), store=store_by_index, timer=timer),
+        sends_spans=False,
     )
-    layouts = Layouts(step.state, rows, step.staging, timer, shifts_logits=False, wants_every_place=False)
+    layouts = Layouts(
+        state=step.state, rows=rows, staging=step.staging, timer=timer, shifts_logits=False, wants_every_place=False
+    )
     eager = layouts.of(step.items, None).rows
     assert isinstance(eager, EagerRows)
     q, kv = torch.zeros(17, GQA.heads, HEAD_DIM), torch.zeros(17, GQA.kv_heads, HEAD_DIM)
