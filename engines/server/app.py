@@ -147,15 +147,19 @@ class Reply:
 
         self._is_streaming = True
         await send(_STREAM_BEGINS)
-        for choice in range(self._body.num_choices):
-            if opening := self._format.opening(choice, prompt_of(choice), usage_so_far(choice)):
-                await send(_body_message(opening, more=True))
+        choices = range(self._body.num_choices)
+        opening = b"".join(self._format.opening(i, prompt_of(i), usage_so_far(i)) for i in choices)
+        if isinstance(self._format, ResponseFormat):
+            await send(_body_message(opening, more=True))
+            opening = b""
         async for part in completion.parts():
             if self._ttft_s is None:
                 self._ttft_s = self._since_arrival()
                 self._metrics.ttft_s.observe(self._ttft_s)
-            if content := self._format.part(part, prompt_of(part.choice), usage_so_far(part.choice)):
+            # Clients take a chat's first chunk for its first token, so the role waits for that, as in vLLM.
+            if content := opening + self._format.part(part, prompt_of(part.choice), usage_so_far(part.choice)):
                 await send(_body_message(content, more=True))
+                opening = b""
         await send(_body_message(self._format.ending(completion.usage, has_usage=options.include_usage), more=False))
 
     def _record_metrics(self, completion: Completion) -> None:
