@@ -163,6 +163,13 @@ class DllmModel:
         return self._system.deployment(self.settings, [self.max_model_len])
 
 
+def _without_cuts_of_no_draw(knobs: Mapping[str, Any], temperature: float) -> dict[str, Any]:
+    """Return the knobs of an answer. A greedy one has no ``top_p`` and ``top_k``, whether the request or the server gives them, as in vLLM.
+    ``temperature`` is the server's."""
+    is_greedy = knobs.get("temperature", temperature) == 0
+    return {name: value for name, value in knobs.items() if not (is_greedy and name in ("top_p", "top_k"))}
+
+
 @lru_cache(maxsize=MOST_SETTINGS)
 def _generation_config(model: DllmModel, fields: tuple[tuple[str, Any], ...], *, ignores_eos: bool) -> GenerationConfig:
     """Checks requests with equal settings only once."""
@@ -175,7 +182,7 @@ def _generation_config(model: DllmModel, fields: tuple[tuple[str, Any], ...], *,
     require(
         length <= limit, f"max_tokens={length} is more than {limit}, which a prompt of one token leaves: ask for fewer"
     )
-    knobs |= options
+    knobs = _without_cuts_of_no_draw({**knobs, **options}, base.temperature)
     block_length = options.get("block_length", base.block_length)
     require(block_length >= 1, f"block_length={block_length} must be at least 1")
     if "gen_length" in options and "steps" not in options:
@@ -276,7 +283,12 @@ class BlockModel:
 @lru_cache(maxsize=MOST_SETTINGS)
 def _block_settings(model: BlockModel, options: tuple[tuple[str, Any], ...]) -> BlockSettings:
     """Checks requests with equal settings only once."""
-    return settings_of_requests({**dict(model.knobs), **dict(options)}, model.platform)
+    knobs = {**dict(model.knobs), **dict(options)}
+    if not model.settings.is_of_canvases:
+        knobs = _without_cuts_of_no_draw(knobs, model.settings.knobs.temperature)
+    elif knobs.get("top_p") == 1:  # cuts nothing
+        del knobs["top_p"]
+    return settings_of_requests(knobs, model.platform)
 
 
 def _check_prompt(settings: BlockSettings, prompt_ids: Sequence[int], length: int, **options: Any) -> None:

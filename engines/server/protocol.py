@@ -41,9 +41,6 @@ def diffusion_fields(requested: Mapping[str, Any], vocabulary: int) -> tuple[tup
     check_vocabulary("stop_token_ids", fields.pop("stop_token_ids", ()), vocabulary)
     if fields.pop("min_tokens", 0) > 0:
         fields["ignore_eos"] = True
-    if fields.get("temperature") == 0:  # whoever asks for the likeliest tokens gets them, as in vLLM
-        for key in ("top_p", "top_k"):
-            fields.pop(key, None)
     seed, ignores_eos = fields.pop("seed", 0), fields.pop("ignore_eos", False)
     if "max_tokens" in fields:
         fields["gen_length"] = fields.pop("max_tokens")

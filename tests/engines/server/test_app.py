@@ -339,13 +339,12 @@ def test_a_step_that_raises_costs_its_batch_alone(server):
 def test_a_chat_s_role_waits_for_the_first_token():
     """Clients take the time of a stream's first chunk for the time to its first token."""
     model = EchoModel(max_running=1, step_s=0.02, max_model_len=LONG_LEN)
-    with running_server(model, ByteCodec()) as server:
-        with leave(server.port, COMPLETIONS, body(max_tokens=LONG_ANSWER)):
-            server.wait_until(lambda: server.service.status.running == 1)
-            asked = {"messages": [{"role": "user", "content": "a"}], "stream": True}
-            with streaming(server.port, CHAT, asked) as events:
-                server.call(lambda: server.service.fail_open("it ends"))
-                error, _done = events
+    asked = {"messages": [{"role": "user", "content": "a"}], "stream": True}
+    with running_server(model, ByteCodec()) as server, leave(server.port, COMPLETIONS, body(max_tokens=LONG_ANSWER)):
+        server.wait_until(lambda: server.service.status.running == 1)
+        with streaming(server.port, CHAT, asked) as events:
+            server.call(lambda: server.service.fail_open("it ends"))
+            error, _done = events
     assert error["error"]["message"] == "it ends"
 
 

@@ -3,6 +3,7 @@
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from support.refusals import refuses
@@ -129,7 +130,8 @@ def test_fields_of_an_answer_s_end_are_heeded_by_diffusion_models_too(either):
     stopped = one(stop_token_ids=[second])
     assert (stopped["token_ids"], stopped["stop_reason"]) == (usual["token_ids"][:2], second)
     assert one(stop_token_ids=[end], ignore_eos=True)["stop_reason"] == end
-    assert one(temperature=0, top_p=0.9, top_k=5)["token_ids"] == usual["token_ids"]
+    for cut in ({"top_p": 0.9}, {"top_k": 5}, {"temperature": 0, "top_p": 0.9, "top_k": 5}):
+        assert one(**cut)["token_ids"] == usual["token_ids"]
     for wrong in ({"stop_token_ids": [10**6]}, {"min_tokens": 65}, {"min_p": 0.5}, {"logprobs": 1}):
         asked = {"prompt": "a", "max_tokens": 64, **wrong}
         said = ask(either.port, COMPLETIONS, asked)
@@ -173,11 +175,21 @@ def test_a_request_s_fields_are_heeded_or_refused_of_canvases_each_by_name():
     found = model.generation({**heeded, "seed": 5, "max_tokens": 9, "ignore_eos": True})
     assert found.rule == EntropyBudget(**heeded)
     assert (found.sampling.seed, found.gen_length, found.stop_ids) == (5, 9, frozenset())
+    assert model.generation({"top_p": 1.0}) == model.generation({}), "it cuts nothing"
     refused = {"temperature": 0.0, "top_p": 0.9, "top_k": 5, "min_p": 0.5, "logprobs": 1, "logit_bias": {3: 1.0}}
     penalties = ("repetition_penalty", "frequency_penalty", "presence_penalty")
     for name, value in {**refused, **dict.fromkeys(penalties, 0.5), "rule": "static", "threshold": 0.5}.items():
         with pytest.raises(UserError, match=name):
             model.generation({name: value})
+
+
+@pytest.mark.parametrize("kind", ["block", "masked"])
+def test_a_greedy_request_heeds_no_cut_that_the_server_draws_by(kind):
+    make = BlockModel.of if kind == "block" else partial(DllmModel.of, system="dllm-serve")
+    drawn = {"temperature": 0.7, "top_p": 0.9, "top_k": 5}
+    plain, drawing = (make(platform="cpu-tiny", knobs=knobs, name=None) for knobs in ({}, drawn))
+    assert drawing.generation({"seed": 0}) == plain.generation({"seed": 0, **drawn})
+    assert drawing.generation({"seed": 0, "temperature": 0}) == plain.generation({"seed": 0})
 
 
 def test_a_conversation_is_a_story(server):
@@ -194,7 +206,7 @@ def test_a_conversation_is_a_story(server):
         ({"max_tokens": 2000}, "max_tokens=2000"),
         ({"prompt": [5] * 1024}, "prompt of 1024 tokens"),
         ({"prompt": [5, 600]}, "prompt has the id 600 and the vocabulary 553"),
-        ({"top_p": 0.5}, "top_p=0.5"),
+        ({"top_p": 0}, "top_p=0"),
     ],
 )
 def test_requests_that_make_no_sense_are_refused(server, asked, says):
