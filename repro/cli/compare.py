@@ -226,16 +226,17 @@ def import_(
     json: opt.Json = False,
 ) -> None:
     """Read benchmark results of vLLM, SGLang, AIPerf, GuideLLM or inference-perf as runs that 'repro compare' takes."""
-    from repro.interchange.imported import import_file, read_answers
+    from repro.interchange.imported import import_file, read_benchmarks
     from repro.runs.store import Store
 
     twice = next((path for n, path in enumerate(files) if path.resolve() in map(Path.resolve, files[:n])), None)
     require(twice is None, f"file={str(twice)!r} is given twice, and each file is a repeat of its own: keep one")
     store = Store(writable_folder("result_dir", result_dir or LOCAL))
-    contents = [read_answers(path) for path in files]
+    contents = [read_benchmarks(path) for path in files]
     runs = [
-        import_file(path, store, dataset=dataset, platform=where, seed=seed, content=content)
-        for seed, (path, content) in enumerate(zip(files, contents, strict=True))
+        run
+        for seed, (path, found) in enumerate(zip(files, contents, strict=True))
+        for run in import_file(path, store, dataset=dataset, platform=where, seed=seed, benchmarks=found)
     ]
     if json:
         print_json({"runs": [{"file": str(run.file), "summary": run.summary} for run in runs]})

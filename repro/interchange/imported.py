@@ -42,6 +42,8 @@ class Answer:
     piece_tokens: Sequence[int] | None = None
     """Tokens of each piece, if the tool keeps them."""
     error: str | None = None
+    is_cut: bool = False
+    """Whether the tool ended its run before the answer, which it then leaves out of its numbers."""
 
 
 Reader = Callable[[Any], list[Answer]]
@@ -129,7 +131,8 @@ def _guidellm(result: Mapping[str, Any]) -> list[Answer]:
         answers.append(
             Answer(sent_s=sent, pieces_s=[], prompt_len=request["prompt_tokens"] or 0, output_len=0, error="failed")
         )
-    return answers
+    cut = Answer(sent_s=0.0, pieces_s=[], prompt_len=0, output_len=0, is_cut=True)
+    return answers + [cut] * len(benchmark["requests"].get("incomplete") or ())
 
 
 def _aiperf(requests: Sequence[Mapping[str, Any]]) -> list[Answer]:
@@ -184,7 +187,7 @@ def tool_of(content: Any) -> str | None:
             return "aiperf"
         case {"start_time": _, "info": _}:
             return "inference-perf"
-        case {"benchmarks": [_]}:
+        case {"benchmarks": [_, *_]}:
             return "guidellm"
         case {"start_times": _, "itls": _, "input_lens": _}:
             return "vllm"
@@ -193,8 +196,12 @@ def tool_of(content: Any) -> str | None:
     return None
 
 
-def read_answers(path: Path) -> tuple[str, list[Answer]]:
-    """Return the tool and its requests, in order of sending. Raises UserError for any other file."""
+Benchmark = tuple[str, list[Answer]]
+"""A tool and its requests, in order of sending."""
+
+
+def read_benchmarks(path: Path) -> list[Benchmark]:
+    """Return all benchmarks of a file, such as the rates of a sweep. Raises UserError for any other file."""
     text = read_bytes("file", path).decode("utf-8", "replace")
     try:
         data = json.loads(text)
@@ -203,20 +210,26 @@ def read_answers(path: Path) -> tuple[str, list[Answer]]:
     tool = tool_of(data)
     require(tool is not None, f"file={str(path)!r} holds no requests of a tool that is known: give {_FILES}")
     assert tool is not None
-    if tool in ("vllm", "sglang", "guidellm") and isinstance(data, list):
-        require(len(data) == 1, f"file={str(path)!r} holds {len(data)} benchmarks: give a file of one")
-        (data,) = data
+    parts = data if isinstance(data, list) else [data]
+    if tool == "guidellm":
+        parts = [{"benchmarks": [each]} for part in parts for each in part["benchmarks"]]
+    elif tool in ("aiperf", "inference-perf"):
+        parts = [parts]
+    return [(tool, _answers_of(tool, part, path)) for part in parts]
+
+
+def _answers_of(tool: str, benchmark: Any, path: Path) -> list[Answer]:
     try:
-        answers = READERS[tool]([data] if tool in ("aiperf", "inference-perf") and isinstance(data, dict) else data)
+        answers = READERS[tool](benchmark)
     except UserError as error:
         raise UserError(f"file={str(path)!r}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"file={str(path)!r} is not as {tool} writes it ({type(error).__name__}: {error}): give {_FILES}"
         ) from error
-    require(answers != [], f"file={str(path)!r} holds no request: give a file with some")
+    require(_whole(answers) != [], f"file={str(path)!r} holds no request: give a file with some")
     checked = [_checked(f"file={str(path)!r}, request {n}:", answer) for n, answer in enumerate(answers, start=1)]
-    return tool, sorted(checked, key=lambda answer: answer.sent_s)
+    return sorted(checked, key=lambda answer: answer.sent_s)
 
 
 def _checked(request: str, answer: Answer) -> Answer:
@@ -242,6 +255,7 @@ def _read_json_lines(path: Path, text: str) -> list[Any]:
 
 def record_of(tool: str, answers: Sequence[Answer]) -> RunRecord:
     """Return the record of a run against an endpoint, as far as the tool's file goes."""
+    warnings, answers = [*_warnings(tool, answers)], _whole(answers)
     start = answers[0].sent_s
     exchanges = [_exchange(number, answer, start) for number, answer in enumerate(answers)]
     tables = tables_of(exchanges)
@@ -261,9 +275,13 @@ def record_of(tool: str, answers: Sequence[Answer]) -> RunRecord:
         "ignore_eos": False,
         "goodput": {},
         "tokens_counted_by": dict(Counter(method for method in tables["requests"]["counted_by"] if method is not None)),
-        "warnings": [*_warnings(tool, answers)],
+        "warnings": warnings,
     }
     return RunRecord(tables=tables, manifest={"obtained": "measured", "facts": facts})
+
+
+def _whole(answers: Sequence[Answer]) -> list[Answer]:
+    return [answer for answer in answers if not answer.is_cut]
 
 
 def _warnings(tool: str, answers: Sequence[Answer]) -> Iterator[str]:
@@ -271,6 +289,8 @@ def _warnings(tool: str, answers: Sequence[Answer]) -> Iterator[str]:
     if tool == "sglang":
         yield "its file has no times of sending: only lengths of answers and of the whole run are its own"
         yield "its tokens are those that were asked for, unless the server sends usage with every event"
+    if num_cut := sum(answer.is_cut for answer in answers):
+        yield f"{num_cut} requests are left out: the tool ended its run before their answers"
     if not all(answer.has_all for answer in answers):
         yield "its file does not say how many tokens an answer's first event has: the time per token (tpot) takes one"
     if unknown := sum(map(_has_unknown_tokens, answers)):
@@ -349,24 +369,30 @@ def import_file(
     dataset: str,
     platform: str,
     seed: int = 0,
-    content: tuple[str, list[Answer]] | None = None,
-) -> StoredRun:
-    """Store the file's requests as a run of ``openai-http``, with the name of the tool as a knob. ``content`` is the result of
-    ``read_answers`` if the file was read before."""
-    tool, answers = read_answers(path) if content is None else content
+    benchmarks: Sequence[Benchmark] | None = None,
+) -> list[StoredRun]:
+    """Store each benchmark of the file as a run of ``openai-http``, with the name of the tool as a knob, and its number if the file has
+    several. ``benchmarks`` is the result of ``read_benchmarks`` if the file was read before."""
+    found = read_benchmarks(path) if benchmarks is None else benchmarks
     basis = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    cell = Cell(
-        system=SYSTEM,
-        dataset=dataset,
-        platform=platform,
-        executor=EXECUTOR,
-        seed=seed,
-        knobs=(("tool", tool), ("basis", basis)),
-    )
+    runs = []
+    for number, (tool, answers) in enumerate(found, start=1):
+        knobs: dict[str, str | int] = {"tool": tool, "basis": basis}
+        if len(found) > 1:
+            knobs["benchmark"] = number
+        cell = Cell(
+            system=SYSTEM, dataset=dataset, platform=platform, executor=EXECUTOR, seed=seed, knobs=(*knobs.items(),)
+        )
+        runs.append(_stored(store, cell, answers))
+    return runs
+
+
+def _stored(store: Store, cell: Cell, answers: Sequence[Answer]) -> StoredRun:
+    tool, basis = (str(cell.knob_values[name]) for name in ("tool", "basis"))
     deployment = ImportedDeployment(record=record_of(tool, answers), basis=basis)
     place = {"cpu": None, "cores": None, "threads": None, "torch": None}
     experiment = Experiment(cell=cell, deployment=deployment, workload=None, place=place)
-    now = utc_now()
+    now, answers = utc_now(), _whole(answers)
     took = max((each.pieces_s[-1] for each in answers if each.pieces_s), default=answers[0].sent_s) - answers[0].sent_s
     provenance = collect(
         obtained="measured", timing=Timing(started_utc=now, finished_utc=now, elapsed_s=took), dataset=None

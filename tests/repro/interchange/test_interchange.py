@@ -9,7 +9,7 @@ import pytest
 from support.command import refused, repro
 
 from repro.interchange.exported import report_of, trace_of
-from repro.interchange.imported import READERS, import_file, read_answers
+from repro.interchange.imported import READERS, import_file, read_benchmarks
 from repro.runs.store import Store
 from repro.workbench.comparison import folder_of
 
@@ -60,8 +60,8 @@ def written(tool: str, folder: Path) -> Path:
 @pytest.mark.parametrize("tool", ["vllm", "sglang", "inference-perf", "aiperf"])
 def test_a_file_gives_the_numbers_of_its_requests(tool, tmp_path):
     path = written(tool, tmp_path)
-    assert read_answers(path)[0] == tool
-    run = import_file(path, Store(tmp_path / "runs"), dataset="d", platform="p")
+    assert read_benchmarks(path)[0][0] == tool
+    (run,) = import_file(path, Store(tmp_path / "runs"), dataset="d", platform="p")
     assert run.validity.valid, run.validity.reasons
     mean = {name: run.summary[name]["mean"] for name in ("ttft_s", "tpot_s", "e2el_s")}
     assert mean == pytest.approx({"ttft_s": TTFT, "tpot_s": GAP, "e2el_s": 0.4}, rel=1e-6)
@@ -72,7 +72,7 @@ def test_a_file_gives_the_numbers_of_its_requests(tool, tmp_path):
 
 def test_what_was_recorded_gives_what_the_tool_says(tmp_path):
     told = json.loads((FILES / "guidellm.json").read_text())["benchmarks"][0]["metrics"]
-    summary = import_file(FILES / "guidellm.json", Store(tmp_path), dataset="d", platform="p").summary
+    summary = import_file(FILES / "guidellm.json", Store(tmp_path), dataset="d", platform="p")[0].summary
     theirs = {name: each["successful"]["mean"] for name, each in told.items()}
     assert 1e3 * summary["ttft_s"]["mean"] == pytest.approx(theirs["time_to_first_token_ms"], rel=1e-6)
     assert 1e3 * summary["tpot_s"]["mean"] == pytest.approx(theirs["inter_token_latency_ms"], rel=1e-6)
@@ -86,14 +86,14 @@ def test_what_was_recorded_gives_what_the_tool_says(tmp_path):
 )
 def test_what_others_recorded_gives_what_they_say(file, latency_ms, tokens_s, tmp_path):
     """Each answer came in one event, so that TTFT is latency. Their time ends with the run, ours with the last token."""
-    summary = import_file(FILES / file, Store(tmp_path), dataset="d", platform="p").summary
+    summary = import_file(FILES / file, Store(tmp_path), dataset="d", platform="p")[0].summary
     assert 1e3 * summary["ttft_s"]["mean"] == pytest.approx(latency_ms, rel=1e-6)
     assert 1e3 * summary["e2el_s"]["mean"] == pytest.approx(latency_ms, rel=1e-6)
     assert tokens_s < summary["throughput_tok_s"] == pytest.approx(tokens_s, rel=5e-3)
 
 
 def imported(name, folder):
-    return import_file(FILES / name, Store(folder), dataset="d", platform="p")
+    return import_file(FILES / name, Store(folder), dataset="d", platform="p")[0]
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,34 @@ def test_the_server_s_count_of_tokens_goes_before_that_of_the_text(tmp_path):
     for each in told:
         each["info"]["response_metrics"]["server_usage"]["completion_tokens"] = 17
     (tmp_path / "usage.json").write_text(json.dumps(told))
-    run = import_file(tmp_path / "usage.json", Store(tmp_path / "runs"), dataset="d", platform="p")
+    (run,) = import_file(tmp_path / "usage.json", Store(tmp_path / "runs"), dataset="d", platform="p")
     assert run.summary["output_len"]["mean"] == 17
     assert run.summary["tpot_s"]["mean"] is None
+
+
+def test_each_benchmark_of_a_sweep_is_a_run(tmp_path):
+    told = json.loads((FILES / "guidellm.json").read_text())
+    first = told["benchmarks"][0]["requests"]
+    second = {"successful": first["successful"][:10], "errored": [], "incomplete": [{"request_start_time": None}] * 3}
+    told["benchmarks"].append({"requests": second})
+    (tmp_path / "sweep.json").write_text(json.dumps(told))
+    for tool, lines in (("vllm", 2), ("sglang", 2)):
+        text = written(tool, tmp_path).read_text().strip()
+        (tmp_path / f"{tool}s.jsonl").write_text("\n".join([text] * lines))
+    store = Store(tmp_path / "runs")
+    names = ("sweep.json", "vllms.jsonl", "sglangs.jsonl")
+    found = [import_file(tmp_path / name, store, dataset="d", platform="p") for name in names]
+    assert [[run.num_requests for run in runs] for runs in found] == [
+        [len(first["successful"]), 10],
+        [10, 10],
+        [10, 10],
+    ]
+    assert len({run.file for runs in found for run in runs}) == 6
+    assert [run.cell.knob_values["benchmark"] for run in found[0]] == [1, 2]
+    cut = [["3 requests are left out" in str(run.validity.warnings) for run in runs] for runs in found]
+    assert cut == [[False, True], [False, False], [False, False]]
+    alone = import_file(FILES / "guidellm.json", store, dataset="d", platform="p")[0]
+    assert found[0][0].summary == alone.summary
 
 
 def test_two_sides_are_compared(tmp_path):
@@ -179,9 +204,9 @@ def test_numbers_that_are_none_are_refused_by_request_and_field(name, value, say
 
 def test_counts_may_be_written_as_fractions(tmp_path):
     path = written("vllm", tmp_path)
-    whole = read_answers(path)
+    whole = read_benchmarks(path)
     path.write_text(path.read_text().replace(f"[{TOKENS}, ", f"[{TOKENS}.0, "))
-    assert read_answers(path) == whole
+    assert read_benchmarks(path) == whole
 
 
 def test_answers_that_were_not_streamed_are_refused(tmp_path):
@@ -202,7 +227,7 @@ def test_failed_requests_are_kept_as_failed(tmp_path):
     told = json.loads(written("vllm", tmp_path).read_text())
     told["errors"][3], told["ttfts"][3], told["itls"][3] = "refused\nthere", 0.0, []
     (tmp_path / "bad.json").write_text(json.dumps(told))
-    run = import_file(tmp_path / "bad.json", Store(tmp_path / "runs"), dataset="d", platform="p")
+    (run,) = import_file(tmp_path / "bad.json", Store(tmp_path / "runs"), dataset="d", platform="p")
     assert run.summary["num_requests"] == {"ok": 9, "failed": 1, "unfinished": 0}
     assert not run.validity.valid
     # Where all failed there is no time, and where a tool keeps no answer of such a request, none is read.
@@ -210,7 +235,7 @@ def test_failed_requests_are_kept_as_failed(tmp_path):
     for each in told:
         each["error"], each["info"]["response_metrics"] = {"error_type": "HTTP Error 400", "error_msg": "no"}, None
     (tmp_path / "bad.json").write_text(json.dumps(told))
-    run = import_file(tmp_path / "bad.json", Store(tmp_path / "none"), dataset="d", platform="p")
+    (run,) = import_file(tmp_path / "bad.json", Store(tmp_path / "none"), dataset="d", platform="p")
     assert run.summary["num_requests"] == {"ok": 0, "failed": 10, "unfinished": 0}
     assert set(READERS) == {"vllm", "sglang", "aiperf", "guidellm", "inference-perf"}
 
@@ -232,7 +257,7 @@ def test_a_report_of_llm_d_has_our_numbers_in_its_units(tmp_path):
 
 
 def test_a_trace_has_every_span_of_a_run(tmp_path):
-    run = import_file(written("vllm", tmp_path), Store(tmp_path), dataset="d", platform="p")
+    (run,) = import_file(written("vllm", tmp_path), Store(tmp_path), dataset="d", platform="p")
     text, count = trace_of(run.file)
     events = json.loads(text)["traceEvents"]
     spans = [each for each in events if each["ph"] == "X"]
