@@ -84,6 +84,11 @@ def _sglang(result: Mapping[str, Any]) -> list[Answer]:
     return answers
 
 
+def _ends(first: float, last: float) -> list[float]:
+    """Return the times of the first and the last piece, which may be one."""
+    return [first] if last == first else [first, last]
+
+
 _NONE: Mapping[str, Any] = {"output_token_times": (), "output_tokens": 0}
 
 
@@ -123,13 +128,18 @@ def _guidellm(result: Mapping[str, Any]) -> list[Answer]:
         last = first + (request["inter_token_latency_ms"] or 0.0) / 1e3 * (num - 1)
         answers.append(
             Answer(
-                sent_s=sent, pieces_s=[first, last], prompt_len=request["prompt_tokens"], output_len=num, has_all=False
+                sent_s=sent,
+                pieces_s=_ends(first, last),
+                prompt_len=request["prompt_tokens"],
+                output_len=num,
+                has_all=False,
             )
         )
     for request in benchmark["requests"]["errored"]:
         sent = request["request_start_time"] or 0.0
+        error = _line((request.get("info") or {}).get("error")) or "failed"
         answers.append(
-            Answer(sent_s=sent, pieces_s=[], prompt_len=request["prompt_tokens"] or 0, output_len=0, error="failed")
+            Answer(sent_s=sent, pieces_s=[], prompt_len=request["prompt_tokens"] or 0, output_len=0, error=error)
         )
     cut = Answer(sent_s=0.0, pieces_s=[], prompt_len=0, output_len=0, is_cut=True)
     return answers + [cut] * len(benchmark["requests"].get("incomplete") or ())
@@ -152,7 +162,7 @@ def _aiperf(requests: Sequence[Mapping[str, Any]]) -> list[Answer]:
         answers.append(
             Answer(
                 sent_s=sent,
-                pieces_s=[first, last] if is_ok else [],
+                pieces_s=_ends(first, last) if is_ok else [],
                 prompt_len=int(values.get("input_sequence_length", 0)),
                 output_len=int(values.get("output_sequence_length", 0)),
                 has_all=False,
@@ -303,6 +313,8 @@ def _warnings(tool: str, answers: Sequence[Answer]) -> Iterator[str]:
 def _tokens_of(answer: Answer) -> Sequence[int | None]:
     """Tokens of each piece. None if pieces and tokens differ in number and the tool does not say how many each has."""
     num = len(answer.pieces_s)
+    if num == 1:
+        return [answer.output_len]
     if not answer.has_all:
         return [ASSUMED_FIRST, None][:num]
     if answer.piece_tokens is not None and sum(answer.piece_tokens) == answer.output_len:

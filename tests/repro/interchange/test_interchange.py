@@ -145,7 +145,8 @@ def test_the_server_s_count_of_tokens_goes_before_that_of_the_text(tmp_path):
 def test_each_benchmark_of_a_sweep_is_a_run(tmp_path):
     told = json.loads((FILES / "guidellm.json").read_text())
     first = told["benchmarks"][0]["requests"]
-    second = {"successful": first["successful"][:10], "errored": [], "incomplete": [{"request_start_time": None}] * 3}
+    refused_one = {**first["successful"][0], "request_start_time": None, "info": {"error": "429\nToo Many"}}
+    second = {"successful": first["successful"][:10], "errored": [refused_one], "incomplete": [{}] * 3}
     told["benchmarks"].append({"requests": second})
     (tmp_path / "sweep.json").write_text(json.dumps(told))
     for tool, lines in (("vllm", 2), ("sglang", 2)):
@@ -155,7 +156,7 @@ def test_each_benchmark_of_a_sweep_is_a_run(tmp_path):
     names = ("sweep.json", "vllms.jsonl", "sglangs.jsonl")
     found = [import_file(tmp_path / name, store, dataset="d", platform="p") for name in names]
     assert [[run.num_requests for run in runs] for runs in found] == [
-        [len(first["successful"]), 10],
+        [len(first["successful"]), 11],
         [10, 10],
         [10, 10],
     ]
@@ -163,8 +164,22 @@ def test_each_benchmark_of_a_sweep_is_a_run(tmp_path):
     assert [run.cell.knob_values["benchmark"] for run in found[0]] == [1, 2]
     cut = [["3 requests are left out" in str(run.validity.warnings) for run in runs] for runs in found]
     assert cut == [[False, True], [False, False], [False, False]]
+    assert "the first with: 429 Too Many" in str(found[0][1].validity.reasons)
     alone = import_file(FILES / "guidellm.json", store, dataset="d", platform="p")[0]
     assert found[0][0].summary == alone.summary
+
+
+def test_an_answer_of_one_event_has_no_time_per_token(tmp_path):
+    told = json.loads((FILES / "guidellm.json").read_text())
+    for request in told["benchmarks"][0]["requests"]["successful"]:
+        request["inter_token_latency_ms"] = 0.0
+    (tmp_path / "guidellm.json").write_text(json.dumps(told))
+    path = written("aiperf", tmp_path)
+    path.write_text(path.read_text().replace(f'"value": {1e3 * (TTFT + GAP * 4)}', f'"value": {1e3 * TTFT}'))
+    for name in ("guidellm", "aiperf"):
+        (run,) = import_file(tmp_path / f"{name}.json", Store(tmp_path / "runs"), dataset="d", platform="p")
+        assert run.summary["e2el_s"]["mean"] == pytest.approx(run.summary["ttft_s"]["mean"])
+        assert run.summary["tpot_s"]["mean"] is None
 
 
 def test_two_sides_are_compared(tmp_path):
