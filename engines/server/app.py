@@ -24,6 +24,7 @@ from starlette.types import Message, Receive, Scope, Send
 from engines.errors import UserError
 from engines.server.answer import Piece, join_logprobs
 from engines.server.body import (
+    LONGEST_ID,
     AnswerBody,
     Body,
     ChatBody,
@@ -174,6 +175,16 @@ class Reply:
 
     def _since_arrival(self) -> float:
         return asyncio.get_running_loop().time() - self._arrived_at
+
+
+def _with_id_of_header(body: AnswerBody, request: Request) -> AnswerBody:
+    """Return the body with the id of the header X-Request-Id, which goes before its own, as in vLLM. A response has its own id alone."""
+    given = request.headers.get("x-request-id")
+    if given is None or isinstance(body, ResponsesBody):
+        return body
+    if len(given) > LONGEST_ID:
+        raise refusal(f"X-Request-Id has {len(given)} characters, more than {LONGEST_ID}: shorten it")
+    return body.model_copy(update={"request_id": given})
 
 
 def _json_response(status: int, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
@@ -362,7 +373,7 @@ class Server:
         size = len(content)
         self.num_answering += 1
         try:
-            body = await self._read_body(schema, content)
+            body = _with_id_of_header(await self._read_body(schema, content), request)
             timeout_s, on_end = self._settings.request_timeout, partial(self._release, size)
             return Reply(self._served, body, self.metrics, arrived_at=arrived_at, limit_s=timeout_s, on_end=on_end)
         except BaseException:

@@ -25,6 +25,8 @@ MOST_CHOICES = 128
 MOST_STOPS, LONGEST_STOP = 1000, 1024
 """Most stop texts, or stop ids, of a request, and most characters of a stop text."""
 MOST_BAD_WORDS = 128
+LONGEST_ID = 256
+"""Most characters of a request's own id."""
 _MOST_FIELDS = 100
 """Most fields of one object, unknown ones included."""
 SEEDS = 2**63
@@ -353,7 +355,7 @@ class _Body(_Sampling):
     """Whether log probabilities name tokens by their ids."""
     echo: bool = False
     """Whether the answer's text begins with the prompt's, or the last message's."""
-    request_id: Annotated[str, Field(max_length=256)] | None = None
+    request_id: Annotated[str, Field(max_length=LONGEST_ID)] | None = None
     """The answer's id, which we prefix with the kind of answer."""
     timeout: Annotated[float, Field(gt=0)] | None = None
     """Seconds until the answer must be complete."""

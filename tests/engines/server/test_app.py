@@ -48,6 +48,16 @@ def test_a_completion_is_the_engine_s_answer(server):
     assert ask(server.port, COMPLETIONS, body(request_id="mine")).body["id"] == "cmpl-mine"
 
 
+def test_the_header_s_id_goes_before_the_body_s(server):
+    headers = {"X-Request-Id": "theirs"}
+    assert ask(server.port, COMPLETIONS, body(request_id="mine"), headers=headers).body["id"] == "cmpl-theirs"
+    chat = {"messages": [{"role": "user", "content": "a"}], "stream": True}
+    with streaming(server.port, CHAT, chat, headers=headers) as events:
+        assert {each["id"] for each in [*events][:-1]} == {"chatcmpl-theirs"}
+    said = ask(server.port, COMPLETIONS, body(), headers={"X-Request-Id": "a" * 257})
+    assert (said.status, said.body["error"]["message"][:31]) == (400, "X-Request-Id has 257 characters")
+
+
 def test_an_end_of_text_ends_the_answer_and_counts(server):
     said = ask(server.port, COMPLETIONS, body([5, 0]))
     (choice,) = said.body["choices"]
