@@ -351,6 +351,8 @@ class Server:
     async def _model(self, request: Request) -> Response:
         self._check_key(request)
         card, name = self._model_card(), request.path_params["name"]
+        if not name:  # a slash behind the list's address
+            return await self._models(request)
         if name != card["id"]:
             raise ApiError(404, f"model={name!r} is not served here: use {card['id']!r}", code="model_not_found")
         return JSONResponse(card)

@@ -301,7 +301,8 @@ def test_what_is_not_there_is_refused_in_the_same_form(server, path, method, sta
 
 def test_models_health_page_and_metrics(server):
     ask(server.port, COMPLETIONS, body())
-    assert [card["id"] for card in ask(server.port, "/v1/models").body["data"]] == ["echo"]
+    for path in ("/v1/models", "/v1/models/"):
+        assert [card["id"] for card in ask(server.port, path).body["data"]] == ["echo"]
     card = ask(server.port, "/v1/models/echo").body
     assert (card["max_model_len"], card["default_max_tokens"]) == (512, 16)
     assert ask(server.port, "/health").status == ask(server.port, "/ready").status == 200
