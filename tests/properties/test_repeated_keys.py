@@ -11,7 +11,6 @@ from engines.errors import UserError
 from repro.families.http.requests import resolve
 from repro.files import read_yaml, unreadable_yaml
 from repro.prompt import read_prompt_ids
-from repro.workloads.card import Card, load
 from repro.workloads.dataset import PromptFile
 from repro.workloads.dataset_rows import read_lengths, read_prompts, read_rows
 from repro.workloads.recorded import read_chats, read_sessions
@@ -32,7 +31,6 @@ READERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "an array of chats": (lambda path: read_chats([path]), '[{"rounds": [[1, 2]], "rounds": [[3, 4]]}]', "rounds"),
     "a table": (lambda path: read_lengths(path, LENGTHS), "n,m,n\n1,2,3", "n"),
     "ids": (read_prompt_ids, '{"prompt_ids": [1], "prompt_ids": [2]}', "prompt_ids"),
-    "a card": (lambda path: load(Card, "own", path.parent, unknown="x"), "a: 1\nb: {c: 1, c: 2}", "c"),
     "a knob": (
         lambda path: resolve("openai-http", {"url": "http://x", "extra": path.read_text()}),
         '{"top_k": 1, "top_k": 2}',
