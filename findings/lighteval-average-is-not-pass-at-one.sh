@@ -4,7 +4,7 @@
 # Guess: pass@1 of n samples is their mean score, which is what avg@n is by its definition. Both metrics are made with `strip_strings=True`.
 # Seen: the samples "7", " 7", "7\n" and "7" are four right answers for pass@k with k=1 and n=4, and two for avg@n. A `normalize` function is lost alike: avg@n
 #   takes one and does not call it. With the scoring of math answers, which strips by itself, both say 0.75 for three right answers of four.
-#   `maj@n` strips nothing either, unless the task sets it: "7", " 7", "7 " and "1" have no majority, and the first one counts.
+#   `maj@n` strips nothing either, unless the task sets it: "1", "7", " 7" and "7 " have no majority, and the first one counts.
 # Who is hurt: a comparison of avg@64 with a published pass@1. A model whose tokens begin with a blank loses to one whose tokens do not.
 #
 # Needs bash, Python 3.12 as $PYTHON or python3.12, and 2 GB; some three minutes. Exits 1 if the behaviour changes.
