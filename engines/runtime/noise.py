@@ -4,6 +4,8 @@ The generator is counter-based: it has no state and no order of calls. So a requ
 chunking of the logits and on any device.
 """
 
+from itertools import repeat
+
 import torch
 from torch import Tensor
 
@@ -12,23 +14,31 @@ _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
+_CACHED_DRAWS = 2**15
+"""Draws that a host makes at once."""
+
+
 def _shift_right(x: Tensor, bits: int) -> Tensor:
     """Logical shift of int64 (torch's is arithmetic)."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def mix(x: Tensor) -> Tensor:
     """The splitmix64 finaliser on int64 with wrap-around."""
-    x = (x ^ _shift_right(x, 30)) * _MIX_1
-    x = (x ^ _shift_right(x, 27)) * _MIX_2
-    return x ^ _shift_right(x, 31)
+    x = _shift_right(x, 30).bitwise_xor_(x).mul_(_MIX_1)
+    x = _shift_right(x, 27).bitwise_xor_(x).mul_(_MIX_2)
+    return _shift_right(x, 31).bitwise_xor_(x)
 
 
 def uniform(keys: Tensor, width: int) -> Tensor:
     """Uniform draws in (0, 1), float64 [rows, width], for int64 row keys [rows]."""
-    counters = torch.arange(1, width + 1, dtype=torch.int64, device=keys.device) * _GOLDEN
-    bits = _shift_right(mix(mix(keys).unsqueeze(1) + counters), 11)
-    return (bits.to(torch.float64) + 0.5) * 2.0**-53
+    return _uniform_at(keys.unsqueeze(1), torch.arange(width, device=keys.device))
+
+
+def _uniform_at(keys: Tensor, places: Tensor) -> Tensor:
+    """The draws of ``uniform`` at int64 ``places`` of rows with these keys, in the shape that both broadcast to."""
+    bits = _shift_right(mix(mix(keys) + (places + 1) * _GOLDEN), 11)
+    return bits.to(torch.float64).add_(0.5).mul_(2.0**-53)
 
 
 def row_keys(seeds: Tensor, draws: Tensor, positions: Tensor) -> Tensor:
@@ -38,7 +48,7 @@ def row_keys(seeds: Tensor, draws: Tensor, positions: Tensor) -> Tensor:
 
 def gumbel(u: Tensor) -> Tensor:
     """Standard Gumbel draws from uniform ones."""
-    return -torch.log(-torch.log(u))
+    return torch.log(u).neg_().log_().neg_()
 
 
 def gumbel_argmax(logits: Tensor, temperature: Tensor, keys: Tensor, allowed: Tensor | None = None) -> Tensor:
@@ -48,7 +58,23 @@ def gumbel_argmax(logits: Tensor, temperature: Tensor, keys: Tensor, allowed: Te
     so nothing overflows. Shapes: logits [rows, V], temperature and keys [rows]. With ``allowed`` [rows, V], only those tokens can be drawn,
     each in proportion.
     """
-    noisy = logits.to(torch.float64) + temperature.unsqueeze(1) * gumbel(uniform(keys, logits.shape[1]))
-    if allowed is not None:
-        noisy.masked_fill_(~allowed, -torch.inf)
+    if logits.device.type != "cpu" or logits.numel() <= _CACHED_DRAWS:
+        noisy = gumbel(uniform(keys, logits.shape[1])).mul_(temperature.unsqueeze(1)).add_(logits)
+        if allowed is not None:
+            noisy.masked_fill_(~allowed, -torch.inf)
+        return noisy.argmax(dim=-1)
+    # A host takes as many rows at once as its caches hold, and draws for the allowed tokens alone.
+    num = max(1, _CACHED_DRAWS // logits.shape[1])
+    masks = repeat(None) if allowed is None else allowed.split(num)
+    parts = zip(logits.split(num), temperature.split(num), keys.split(num), masks, strict=False)
+    return torch.cat([_argmax_on_host(*part) for part in parts])
+
+
+def _argmax_on_host(logits: Tensor, temperature: Tensor, keys: Tensor, allowed: Tensor | None) -> Tensor:
+    if allowed is None:
+        noisy = gumbel(uniform(keys, logits.shape[1])).mul_(temperature.unsqueeze(1)).add_(logits)
+    else:
+        row, token = allowed.nonzero(as_tuple=True)
+        noisy = torch.full(logits.shape, -torch.inf, dtype=torch.float64)
+        noisy[row, token] = gumbel(_uniform_at(keys[row], token)).mul_(temperature[row]).add_(logits[row, token])
     return noisy.argmax(dim=-1)

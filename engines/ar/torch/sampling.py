@@ -16,6 +16,9 @@ from engines.runtime.device import Staging
 from engines.runtime.noise import gumbel_argmax, row_keys
 from engines.runtime.rows import Ints
 
+NUM_CANDIDATES = 1024
+"""Tokens of a row among which a host looks for its nucleus first."""
+
 
 class Draws(NamedTuple):
     """Parameters and random keys for the draws of m sequences, some of which do not take the likeliest token."""
@@ -87,21 +90,71 @@ def nucleus(
     At least one is kept. ``top_k`` keeps all tokens as likely as the last. In ``top_p``, the lower id of equally likely tokens
     comes first. Temperature 0 keeps the likeliest.
     """
+    if logits.device.type != "cpu" or logits.shape[1] <= 4 * NUM_CANDIDATES:
+        return _nucleus_of_all(logits, temperature, top_p, top_k, min_p)
+    kept, is_sure = _nucleus_of_likeliest(logits, temperature, top_p, top_k, min_p)
+    if not is_sure.all():
+        unsure = (~is_sure).nonzero()[:, 0]
+        parts = (part if part is None else part[unsure] for part in (logits, temperature, top_p, top_k, min_p))
+        kept[unsure] = _nucleus_of_all(*parts)  # type: ignore[arg-type]
+    return kept
+
+
+def _nucleus_of_all(
+    logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor | None, min_p: Tensor | None
+) -> Tensor:
     values, order = logits.to(torch.float64).sort(dim=-1, descending=True, stable=True)
-    # We subtract the largest, so that no temperature overflows.
-    scaled = (values - values[:, :1]) / temperature.clamp(min=torch.finfo(torch.float64).tiny).unsqueeze(1)
-    probs = torch.softmax(scaled, dim=-1)
+    probs = torch.softmax(_heated(values, values[:, :1], temperature), dim=-1)
+    kept = _cut(values, probs, top_k, min_p)
+    mass = torch.where(kept, probs, 0.0)
+    mass_before = mass.cumsum(dim=-1) - mass
+    total, top_p = mass.sum(dim=-1, keepdim=True), top_p.unsqueeze(1)
+    kept &= (mass_before < top_p * total) | (top_p == 1)
+    return torch.zeros_like(kept).scatter_(1, order, kept)
+
+
+def _nucleus_of_likeliest(
+    logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor | None, min_p: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return ``nucleus`` from the ``NUM_CANDIDATES`` likeliest tokens of each row, and bool [m]: rows of which they hold all that is kept.
+
+    A host sorts a vocabulary in some ten times the time that finding its likeliest tokens takes.
+    """
+    candidates = logits.topk(NUM_CANDIDATES, dim=-1, sorted=False).indices.sort(dim=-1).values
+    values, place = logits.gather(1, candidates).to(torch.float64).sort(dim=-1, descending=True, stable=True)
+    whole = _heated(logits.to(torch.float64), values[:, :1], temperature).exp_().sum(dim=-1, keepdim=True)
+    probs = _heated(values, values[:, :1], temperature).exp_() / whole
+    kept = _cut(values, probs, top_k, min_p)
+    ends_inside = ~kept[:, -1:]
+    mass = torch.where(kept, probs, 0.0)
+    total = torch.where(ends_inside, mass.sum(dim=-1, keepdim=True), 1.0)
+    is_cut = torch.zeros_like(ends_inside)
+    for limit in (top_k, min_p):
+        if limit is not None:
+            is_cut |= limit.unsqueeze(1) > 0
+    top_p = top_p.unsqueeze(1)
+    kept &= (mass.cumsum(dim=-1) - mass < top_p * total) | (top_p == 1)
+    # A token that is as likely as the last candidate may have equals among the others.
+    is_inside = (ends_inside | ~is_cut) & ~(kept & (values <= values[:, -1:])).any(dim=-1, keepdim=True)
+    keeps_all = ~is_cut & (top_p == 1)
+    by_token = torch.zeros(logits.shape, dtype=torch.bool).scatter_(1, candidates.gather(1, place), kept)
+    return by_token | keeps_all, (is_inside | keeps_all)[:, 0]
+
+
+def _heated(values: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
+    """(values - largest) / temperature: we subtract the largest, so that no temperature overflows."""
+    return (values - largest) / temperature.clamp(min=torch.finfo(torch.float64).tiny).unsqueeze(1)
+
+
+def _cut(values: Tensor, probs: Tensor, top_k: Tensor | None, min_p: Tensor | None) -> Tensor:
+    """Return bool [m, n]: which of n sorted tokens ``min_p`` and ``top_k`` keep."""
     kept = torch.ones_like(probs, dtype=torch.bool)
     if min_p is not None:
         kept &= probs >= min_p.unsqueeze(1) * probs[:, :1]
     if top_k is not None:
         last = torch.where(top_k > 0, top_k.clamp(max=values.shape[1]), values.shape[1]) - 1
         kept &= values >= values.gather(1, last.unsqueeze(1))
-    mass = torch.where(kept, probs, 0.0)
-    mass_before = mass.cumsum(dim=-1) - mass
-    total, top_p = mass.sum(dim=-1, keepdim=True), top_p.unsqueeze(1)
-    kept &= (mass_before < top_p * total) | (top_p == 1)
-    return torch.zeros_like(kept).scatter_(1, order, kept)
+    return kept
 
 
 class LogitRules:

@@ -22,6 +22,7 @@ from support.refusals import refuses
 from torch import Tensor
 
 from engines.ar.sampling import SamplingParams
+from engines.ar.torch import sampling
 from engines.ar.torch.attention import DeviceKernel, fault, kernels, probe, reference_kernel
 from engines.ar.torch.executor import grid
 from engines.ar.torch.sampling import Draws, TokenScores, draw_keys, next_tokens, nucleus
@@ -29,6 +30,7 @@ from engines.ar.torch.worker import SessionMemory
 from engines.attention.flash import KernelSpans
 from engines.errors import UserError
 from engines.policies.views import Bucket, Rung
+from engines.runtime import noise
 from engines.runtime.rows import NOBODY, BlockTables, OutOfBlocksError
 
 REFERENCE = reference_kernel
@@ -360,6 +362,48 @@ def test_a_nucleus_is_the_fewest_likely_tokens_that_hold_top_p(values, top_p, he
     assert share[kept].min() >= share[~kept].max() - 1e-12 if (~kept).any() else True
     least = share[kept].min()
     assert share[kept].sum() - least < top_p + 1e-9
+
+
+cuts = st.tuples(
+    st.sampled_from([0, 0.5, 1, 2]), st.sampled_from([0.3, 0.9, 1]), st.integers(0, 9), st.sampled_from([0, 0.2])
+)
+
+
+@given(st.lists(cuts, min_size=1, max_size=4), st.integers(0, 2**32 - 1), st.sampled_from([1, 8]))
+def test_the_likeliest_tokens_alone_give_the_nucleus_of_all(each, seed, spread):
+    """Equally likely tokens and impossible ones among them, also at the end of the candidates."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(-9, 9, (len(each), 40), generator=generator).float() / spread
+    logits[logits == logits.min()] = -torch.inf
+    temperature, top_p, top_k, min_p = (torch.tensor(column, dtype=torch.float64) for column in zip(*each, strict=True))
+    cut = temperature, top_p, top_k.long(), min_p
+    expected = nucleus(logits, *cut)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "NUM_CANDIDATES", 6)
+        assert torch.equal(nucleus(logits, *cut), expected)
+        kept, is_sure = sampling._nucleus_of_likeliest(logits, *cut)
+    assert torch.equal(kept[is_sure], expected[is_sure])
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 5}, {"top_p": 0.9, "top_k": 9, "min_p": 0.01}, {}])
+def test_few_candidates_hold_a_nucleus(cut, monkeypatch):
+    monkeypatch.setattr(sampling, "NUM_CANDIDATES", 6)
+    columns = (torch.tensor([cut.get(name, other)]) for name, other in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)))
+    one = torch.ones(1, dtype=torch.float64)
+    assert sampling._nucleus_of_likeliest(torch.arange(40.0)[None], one, *columns)[1].all()
+
+
+@pytest.mark.parametrize("num", [1, 7, 64])
+def test_a_host_draws_the_same_in_parts(num, monkeypatch):
+    generator = torch.Generator().manual_seed(num)
+    logits = torch.randn(9, 50, generator=generator)
+    temperature, keys = torch.rand(9, dtype=torch.float64, generator=generator), torch.arange(9)
+    allowed = torch.rand(9, 50, generator=generator) < 0.1
+    allowed[4] = False
+    expected = [noise.gumbel_argmax(logits, temperature, keys, mask) for mask in (None, allowed)]
+    monkeypatch.setattr(noise, "_CACHED_DRAWS", num)
+    for mask, tokens in zip((None, allowed), expected, strict=True):
+        assert torch.equal(noise.gumbel_argmax(logits, temperature, keys, mask), tokens)
 
 
 def test_a_sequence_samples_the_same_alone_and_in_company():
