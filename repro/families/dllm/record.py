@@ -288,7 +288,8 @@ class _StepColumns:
 
     def columns(self, num: int) -> dict[str, Values]:
         """The columns of ``num`` steps."""
-        lengths = np.diff(self._starts, append=num)
+        starts = np.array([*self._starts, num])
+        lengths = starts[1:] - starts[:-1]
         values = zip(*self._rows, strict=True) if self._rows else ([] for _ in self._names)
         return {
             name: _values(np.repeat(np.array(each), lengths)) for name, each in zip(self._names, values, strict=True)
