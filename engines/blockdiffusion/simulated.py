@@ -21,7 +21,7 @@ from engines.runtime.rows import Ints
 
 _LOGIT_BYTES = 10
 """Bytes per logit of a chunk: the logit itself, and two copies in float32 while it is reduced."""
-_DRAWN_LOGITS, _NOISE_BYTES = 32, 32
+_DRAWN_LOGITS, _NOISE_BYTES = 32, 16
 """Rows whose tokens are drawn at a time, and the bytes of noise per logit."""
 _ROW_COPIES, _CANVAS_COPIES = 5, 5
 """Embeddings per row of a canvas during its MLP: the layer's input and output, two normed ones, and the last step's expectation. The MLP's
