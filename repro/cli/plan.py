@@ -672,8 +672,8 @@ def _step_rows(served: Served, sizes: Sizes, hours: float, notes: list[str]) -> 
         row |= {"steps": steps, "fixed_gpu_hours": fixed, "stepped_gpu_hours": in_steps}
         largest = max(step["gpus"] or answer.gpus for step in steps)
         notes.append(
-            f"{label}: {answer.gpus} GPUs all the time take {fixed:.4g} GPU h, steps of {hours:g} h, each within the objectives by itself, "
-            f"{in_steps:.4g} ({100 * (1 - in_steps / fixed):.0f} % fewer), with {largest} GPUs in the largest"
+            f"{label}: {count_text(answer.gpus, 'GPU')} all the time: {fixed:.4g} GPU h; steps of {hours:g} h, each within the objectives by "
+            f"itself: {in_steps:.4g} ({100 * (1 - in_steps / fixed):.0f} % fewer), with {count_text(largest, 'GPU')} in the largest"
         )
         for step in steps:
             line = table.setdefault(
