@@ -4,8 +4,6 @@ The generator is counter-based: it has no state and no order of calls. So a requ
 chunking of the logits and on any device.
 """
 
-from itertools import repeat
-
 import torch
 from torch import Tensor
 
@@ -59,22 +57,25 @@ def gumbel_argmax(logits: Tensor, temperature: Tensor, keys: Tensor, allowed: Te
     each in proportion.
     """
     if logits.device.type != "cpu" or logits.numel() <= _CACHED_DRAWS:
-        noisy = gumbel(uniform(keys, logits.shape[1])).mul_(temperature.unsqueeze(1)).add_(logits)
-        if allowed is not None:
-            noisy.masked_fill_(~allowed, -torch.inf)
-        return noisy.argmax(dim=-1)
-    # A host takes as many rows at once as its caches hold, and draws for the allowed tokens alone.
+        return _argmax(logits, temperature, keys, allowed)
+    # A host takes as many rows at once as its caches hold.
     num = max(1, _CACHED_DRAWS // logits.shape[1])
-    masks = repeat(None) if allowed is None else allowed.split(num)
-    parts = zip(logits.split(num), temperature.split(num), keys.split(num), masks, strict=False)
-    return torch.cat([_argmax_on_host(*part) for part in parts])
-
-
-def _argmax_on_host(logits: Tensor, temperature: Tensor, keys: Tensor, allowed: Tensor | None) -> Tensor:
+    rows = zip(logits.split(num), temperature.split(num), keys.split(num), strict=True)
     if allowed is None:
-        noisy = gumbel(uniform(keys, logits.shape[1])).mul_(temperature.unsqueeze(1)).add_(logits)
-    else:
-        row, token = allowed.nonzero(as_tuple=True)
-        noisy = torch.full(logits.shape, -torch.inf, dtype=torch.float64)
-        noisy[row, token] = gumbel(_uniform_at(keys[row], token)).mul_(temperature[row]).add_(logits[row, token])
+        return torch.cat([_argmax(*part) for part in rows])
+    return torch.cat([_argmax_of_allowed(*part, mask) for part, mask in zip(rows, allowed.split(num), strict=True)])
+
+
+def _argmax(logits: Tensor, temperature: Tensor, keys: Tensor, allowed: Tensor | None = None) -> Tensor:
+    noisy = gumbel(uniform(keys, logits.shape[1])).mul_(temperature.unsqueeze(1)).add_(logits)
+    if allowed is not None:
+        noisy.masked_fill_(~allowed, -torch.inf)
+    return noisy.argmax(dim=-1)
+
+
+def _argmax_of_allowed(logits: Tensor, temperature: Tensor, keys: Tensor, allowed: Tensor) -> Tensor:
+    """Return what ``_argmax`` does, with draws for the allowed tokens alone."""
+    row, token = allowed.nonzero(as_tuple=True)
+    noisy = torch.full(logits.shape, -torch.inf, dtype=torch.float64)
+    noisy[row, token] = gumbel(_uniform_at(keys[row], token)).mul_(temperature[row]).add_(logits[row, token])
     return noisy.argmax(dim=-1)

@@ -105,11 +105,7 @@ def _nucleus_of_all(
 ) -> Tensor:
     values, order = logits.to(torch.float64).sort(dim=-1, descending=True, stable=True)
     probs = torch.softmax(_heated(values, values[:, :1], temperature), dim=-1)
-    kept = _cut(values, probs, top_k, min_p)
-    mass = torch.where(kept, probs, 0.0)
-    mass_before = mass.cumsum(dim=-1) - mass
-    total, top_p = mass.sum(dim=-1, keepdim=True), top_p.unsqueeze(1)
-    kept &= (mass_before < top_p * total) | (top_p == 1)
+    kept, _ = _cut(values, probs, top_p, top_k, min_p)
     return torch.zeros_like(kept).scatter_(1, order, kept)
 
 
@@ -124,19 +120,14 @@ def _nucleus_of_likeliest(
     values, place = logits.gather(1, candidates).to(torch.float64).sort(dim=-1, descending=True, stable=True)
     whole = _heated(logits.to(torch.float64), values[:, :1], temperature).exp_().sum(dim=-1, keepdim=True)
     probs = _heated(values, values[:, :1], temperature).exp_() / whole
-    kept = _cut(values, probs, top_k, min_p)
-    ends_inside = ~kept[:, -1:]
-    mass = torch.where(kept, probs, 0.0)
-    total = torch.where(ends_inside, mass.sum(dim=-1, keepdim=True), 1.0)
+    kept, ends_inside = _cut(values, probs, top_p, top_k, min_p, rest=1 - probs.sum(dim=-1, keepdim=True))
     is_cut = torch.zeros_like(ends_inside)
     for limit in (top_k, min_p):
         if limit is not None:
             is_cut |= limit.unsqueeze(1) > 0
-    top_p = top_p.unsqueeze(1)
-    kept &= (mass.cumsum(dim=-1) - mass < top_p * total) | (top_p == 1)
     # A token that is as likely as the last candidate may have equals among the others.
     is_inside = (ends_inside | ~is_cut) & ~(kept & (values <= values[:, -1:])).any(dim=-1, keepdim=True)
-    keeps_all = ~is_cut & (top_p == 1)
+    keeps_all = ~is_cut & (top_p == 1).unsqueeze(1)
     by_token = torch.zeros(logits.shape, dtype=torch.bool).scatter_(1, candidates.gather(1, place), kept)
     return by_token | keeps_all, (is_inside | keeps_all)[:, 0]
 
@@ -146,15 +137,24 @@ def _heated(values: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
     return (values - largest) / temperature.clamp(min=torch.finfo(torch.float64).tiny).unsqueeze(1)
 
 
-def _cut(values: Tensor, probs: Tensor, top_k: Tensor | None, min_p: Tensor | None) -> Tensor:
-    """Return bool [m, n]: which of n sorted tokens ``min_p`` and ``top_k`` keep."""
+def _cut(
+    values: Tensor, probs: Tensor, top_p: Tensor, top_k: Tensor | None, min_p: Tensor | None, rest: Tensor | float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return bool [m, n]: which of n sorted tokens are kept, and bool [m, 1]: whether ``min_p`` or ``top_k`` end among them. ``rest`` is the
+    probability of all other tokens."""
     kept = torch.ones_like(probs, dtype=torch.bool)
     if min_p is not None:
         kept &= probs >= min_p.unsqueeze(1) * probs[:, :1]
     if top_k is not None:
         last = torch.where(top_k > 0, top_k.clamp(max=values.shape[1]), values.shape[1]) - 1
         kept &= values >= values.gather(1, last.unsqueeze(1))
-    return kept
+    ends_inside = ~kept[:, -1:]
+    mass = torch.where(kept, probs, 0.0)
+    mass_before = mass.cumsum(dim=-1) - mass
+    total = mass.sum(dim=-1, keepdim=True) + torch.where(ends_inside, 0.0, rest)
+    top_p = top_p.unsqueeze(1)
+    kept &= (mass_before < top_p * total) | (top_p == 1)
+    return kept, ends_inside
 
 
 class LogitRules:
