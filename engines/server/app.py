@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import importlib.metadata
 import json
 import logging
 import time
@@ -220,6 +221,14 @@ logger = logging.getLogger(__name__)
 _PAGE_POLICY = "default-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
+def _version() -> str:
+    """Return the version of this package; 'unknown' if it runs from a folder and is not installed."""
+    try:
+        return importlib.metadata.version("dllm-serve-repro")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
 _MOST_ID = 2**32 - 1
 """Tokenizers have ids of 32 bits."""
 
@@ -326,6 +335,8 @@ class Server:
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
                 Route("/health", JSONResponse({"status": "ok"}), methods=["GET"]),
+                Route("/ping", JSONResponse({"status": "ok"}), methods=["GET", "POST"]),
+                Route("/version", JSONResponse({"version": _version()}), methods=["GET"]),
                 Route("/ready", self._ready),
                 Route("/metrics", self._metrics),
                 Route("/", HTMLResponse(page, headers={"Content-Security-Policy": _PAGE_POLICY}), methods=["GET"]),

@@ -1,5 +1,6 @@
 """The routes over a real socket, in front of an engine's process that answers by arithmetic."""
 
+import importlib.metadata
 import re
 import socket
 import threading
@@ -313,6 +314,8 @@ def test_models_health_page_and_metrics(server):
     assert values['repro_model_info{name="echo"}'] == 1
     assert values["repro_requests_total"] > 0
     assert values["repro_forward_passes_total"] > 0
+    assert ask(server.port, "/ping").status == ask(server.port, "/ping", method="POST").status == 200
+    assert ask(server.port, "/version").body == {"version": importlib.metadata.version("dllm-serve-repro")}
     assert values["repro_pool_rows"] == 40
     assert values["repro_budget_tokens"] == 16
     assert {'repro_step_requests{phase="refresh"}', 'repro_step_requests{phase="reuse"}'} <= values.keys()
