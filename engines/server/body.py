@@ -20,8 +20,6 @@ from engines.models.chat import PromptForm
 from engines.server.errors import ApiError, refusal
 from engines.server.protocol import Kind
 
-MOST_CHOICES = 128
-"""Most answers to one request, which has ``n`` for each prompt."""
 MOST_STOPS, LONGEST_STOP = 1000, 1024
 """Most stop texts, or stop ids, of a request, and most characters of a stop text."""
 MOST_BAD_WORDS = 128
@@ -439,9 +437,7 @@ class CompletionBody(_Body):
         FailFast(),
         Field(
             min_length=1,
-            max_length=MOST_CHOICES,
-            description=f"a text, a list of token ids, or a list of up to {MOST_CHOICES} of either; ids, and a text "
-            "alone, must not be empty",
+            description="a text, a list of token ids, or a list of either; ids, and a text alone, must not be empty",
         ),
         BeforeValidator(_as_prompts),
     ]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from engines.ar.sampling import Logprobs
 from engines.errors import UserError
 from engines.server.answer import Answer, Piece, Score, ScoredTokens, Stops, prompt_logprobs, scores_of
-from engines.server.body import MOST_CHOICES, SEEDS, AnswerBody, ChatBody, CompletionBody
+from engines.server.body import SEEDS, AnswerBody, ChatBody, CompletionBody
 from engines.server.codec import Codec
 from engines.server.errors import ApiError, refusal
 from engines.server.protocol import (
@@ -182,11 +182,11 @@ class Completion:
 
     async def _submit(self) -> None:
         served, body = self._served, self._body
-        num_left, limit = body.num_choices, min(MOST_CHOICES, served.service.max_waiting)
+        num_left, limit = body.num_choices, served.service.max_waiting
         if num_left > limit:
             raise refusal(
-                f"n={body.n} for {num_left // body.n} prompts makes {num_left} answers, more than {limit}, the most that is taken "
-                f"(max_queue={served.service.max_waiting}): send several requests",
+                f"n={body.n} for {num_left // body.n} prompts makes {num_left} answers, more than max_queue={limit}, the most "
+                "that is taken: send several requests",
                 "n",
             )
         size = self._check_texts()

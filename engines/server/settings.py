@@ -24,7 +24,7 @@ class ServerSettings(Checked):
     """Address to listen on."""
     port: Annotated[int, Range(0, 65_535)] = 8000
     """Port to listen on; 0 is any that is free."""
-    max_queue: Held = 256
+    max_queue: Held = 4096
     """Requests that may wait; one more is refused with 429."""
     request_timeout: Seconds = 600.0
     """Seconds for a request, waiting included; a request may ask for less."""

@@ -146,6 +146,13 @@ def test_refusals_are_one_sentence_in_openai_s_form(server, given, status, sente
     assert server.call(lambda: (server.service.num_open, server.service.num_waiting)) == (0, 0)
 
 
+def test_a_request_has_as_many_prompts_as_the_queue_has_places(server):
+    prompts = [f"{i}" for i in range(300)]
+    said = ask(server.port, COMPLETIONS, body(prompts, max_tokens=2))
+    assert [each["text"] for each in said.body["choices"]] == [text_of(prompt, 2) for prompt in prompts]
+    assert said.body["usage"]["completion_tokens"] == 600
+
+
 def choices_of(server: Running, path: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
     """Of the whole answer, and of the streamed one put together; told alike."""
     whole = ask(server.port, path, asked)
@@ -402,7 +409,7 @@ def test_a_full_queue_refuses_and_keeps_its_word_to_the_others():
             assert (refused.status, refused.body["error"]["code"]) == (429, "queue_full")
             assert refused.headers["retry-after"] == "1"
             error = ask(server.port, COMPLETIONS, body(n=3)).body["error"]
-            assert (error["param"], "more than 2" in error["message"]) == ("n", True), "never fits"
+            assert (error["param"], "more than max_queue=2" in error["message"]) == ("n", True), "never fits"
             end.close()
             assert [other.result().status for other in others] == [200, 200]
         assert metrics(server.port)['repro_rejections_total{status="429"}'] == 1
