@@ -280,14 +280,18 @@ class BlockModel:
             yield ServedBlocks(engine)
 
 
+_OF_EVERY_CANVAS = {"temperature": (0, 1), "top_p": (1,)}
+"""Values that change no canvas: it ends with its likeliest tokens, and its forwards' own temperatures are not scaled."""
+
+
 @lru_cache(maxsize=MOST_SETTINGS)
 def _block_settings(model: BlockModel, options: tuple[tuple[str, Any], ...]) -> BlockSettings:
     """Checks requests with equal settings only once."""
     knobs = {**dict(model.knobs), **dict(options)}
     if not model.settings.is_of_canvases:
         knobs = _without_cuts_of_no_draw(knobs, model.settings.knobs.temperature)
-    elif knobs.get("top_p") == 1:  # cuts nothing
-        del knobs["top_p"]
+    else:
+        knobs = {name: value for name, value in knobs.items() if value not in _OF_EVERY_CANVAS.get(name, ())}
     return settings_of_requests(knobs, model.platform)
 
 

@@ -175,8 +175,9 @@ def test_a_request_s_fields_are_heeded_or_refused_of_canvases_each_by_name():
     found = model.generation({**heeded, "seed": 5, "max_tokens": 9, "ignore_eos": True})
     assert found.rule == EntropyBudget(**heeded)
     assert (found.sampling.seed, found.gen_length, found.stop_ids) == (5, 9, frozenset())
-    assert model.generation({"top_p": 1.0}) == model.generation({}), "it cuts nothing"
-    refused = {"temperature": 0.0, "top_p": 0.9, "top_k": 5, "min_p": 0.5, "logprobs": 1, "logit_bias": {3: 1.0}}
+    for fields in ({"top_p": 1.0}, {"temperature": 0.0}, {"temperature": 1.0, "top_p": 1.0}):
+        assert model.generation(fields) == model.generation({}), "it asks for nothing"
+    refused = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.5, "logprobs": 1, "logit_bias": {3: 1.0}}
     penalties = ("repetition_penalty", "frequency_penalty", "presence_penalty")
     for name, value in {**refused, **dict.fromkeys(penalties, 0.5), "rule": "static", "threshold": 0.5}.items():
         with pytest.raises(UserError, match=name):
