@@ -29,8 +29,8 @@ from engines.models.tokenizer import (
     token_content,
 )
 
-ROLES = ("system", "developer", "user", "assistant")
-_FURTHER_FIELDS = frozenset({"name", "reasoning", "reasoning_content"})
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_FURTHER_FIELDS = frozenset({"name", "reasoning", "reasoning_content", "tool_calls", "tool_call_id"})
 """Fields of a message, beside its role and content, that a template may read."""
 _CUT = "<|the answer goes on here|> "
 """We append this to the last message of a conversation to be continued, and cut the rendered text there."""
@@ -54,7 +54,7 @@ USUAL_FORM = PromptForm()
 class Message:
     role: str
     content: str
-    further: Mapping[str, str] = field(default_factory=dict)
+    further: Mapping[str, Any] = field(default_factory=dict)
     """Fields that only a checkpoint's own template reads."""
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class Message:
 
 
 def parse_messages(raw: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """Messages from parsed JSON; a field other than role, content, name and reasoning is an error."""
+    """Messages from parsed JSON; a field other than role, content and ``_FURTHER_FIELDS`` is an error."""
     messages = []
     for entry in raw:
         if not isinstance(entry, Mapping) or set(entry) - _FURTHER_FIELDS != {"role", "content"}:
@@ -131,6 +131,13 @@ class ChatTemplate:
         if form.continue_final_message:
             messages = [*messages[:-1], replace(last, content=last.content + _CUT)]
         text = self._render(messages, form)
+        for message in messages:
+            word = "tool_calls" if "tool_calls" in message.further else message.role
+            is_shown = word in (self.source or "") or (word == "tool" and message.content.strip() in text)
+            require(
+                word not in ("tool_calls", "tool") or is_shown,
+                f"messages have {word!r}, which the chat template does not show: take them out, or ask another model",
+            )
         return _cut_within(text, last.content) if form.continue_final_message else text
 
     def _render(self, messages: Sequence[Message], form: PromptForm) -> str:
@@ -138,8 +145,8 @@ class ChatTemplate:
         if self.source is None:
             return _BUILT_IN[self.family](messages, self.special_tokens, add_generation_prompt=add_generation_prompt)
         turns = [{"role": m.role, "content": m.content, **m.further} for m in messages]
-        variables = {"messages": turns, "tools": None, "add_generation_prompt": add_generation_prompt}
-        return render_template(self.source, {**self.special_tokens, "documents": None, **form.variables, **variables})
+        variables = {**form.variables, "messages": turns, "add_generation_prompt": add_generation_prompt}
+        return render_template(self.source, {**self.special_tokens, "documents": None, "tools": None, **variables})
 
     def encode(self, tokenizer: TextTokenizer, messages: Sequence[Message]) -> list[int]:
         self.check(tokenizer)

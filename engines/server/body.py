@@ -149,6 +149,24 @@ def _as_parts(value: Any) -> Any:
     return [{"text": part} if isinstance(part, str) else part for part in parts] if isinstance(parts, list) else value
 
 
+def _as_tool_calls(value: Any) -> list[dict[str, Any]]:
+    """Return calls as chat templates read them, with an object of arguments for each JSON text, as in vLLM."""
+    try:
+        calls = [{**call, "function": dict(call["function"])} for call in value]
+        for function in (call["function"] for call in calls):
+            arguments = function.get("arguments") or {}
+            function["arguments"] = json.loads(arguments) if isinstance(arguments, str) else arguments
+            if not isinstance(function["name"], str) or not isinstance(function["arguments"], dict):
+                raise TypeError
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise refusal(
+            f"tool_calls={short_text(value)} is wrong: give a list of objects, each with a function of a name and of arguments, "
+            "which are the JSON text of an object",
+            "messages",
+        ) from None
+    return calls
+
+
 class _Message(Object):
     ignored = ignored_fields("messages")
     not_supported: ClassVar = refused_fields("messages")
@@ -158,6 +176,8 @@ class _Message(Object):
     reasoning: str | None = None
     reasoning_content: str | None = None
     """The older name of ``reasoning``."""
+    tool_calls: Annotated[list[dict[str, Any]], pydantic.PlainValidator(_as_tool_calls)] = []
+    tool_call_id: str = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -168,14 +188,18 @@ class _Message(Object):
         return fields
 
     @property
-    def turn(self) -> Mapping[str, str]:
+    def turn(self) -> Mapping[str, Any]:
         """The message as a chat template reads it."""
-        turn = {"role": self.role, "content": "\n".join(part.text for part in self.content)}
+        turn: dict[str, Any] = {"role": self.role, "content": "\n".join(part.text for part in self.content)}
         reasoning = self.reasoning or self.reasoning_content
         if self.name is not None:
             turn["name"] = self.name
         if reasoning is not None and self.role == "assistant":
             turn |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        if self.tool_calls:
+            turn["tool_calls"] = self.tool_calls
+        if self.tool_call_id:
+            turn["tool_call_id"] = self.tool_call_id
         return turn
 
 
@@ -200,6 +224,8 @@ class Conversation(Object):
     chat_template_kwargs: Annotated[
         dict[str, Any], Field(description="an object of the chat template's own variables")
     ] = {}
+    tools: Annotated[list[dict[str, Any]], FailFast(), Field(description="a list of objects")] = []
+    """Tools that the chat template tells the model of; no answer is read for calls of them."""
 
     @model_validator(mode="after")
     def _has_one_template(self) -> Self:
@@ -223,7 +249,7 @@ class Conversation(Object):
         return "assistant" if self.add_generation_prompt else self.messages[-1].role
 
     @property
-    def turns(self) -> Sequence[Mapping[str, str]]:
+    def turns(self) -> Sequence[Mapping[str, Any]]:
         return [message.turn for message in self.messages]
 
     @property
@@ -233,7 +259,8 @@ class Conversation(Object):
 
     @property
     def form(self) -> PromptForm:
-        return PromptForm(self.add_generation_prompt, self.continue_final_message, self.variables)
+        variables = {**self.variables, "tools": self.tools} if self.tools else self.variables
+        return PromptForm(self.add_generation_prompt, self.continue_final_message, variables)
 
 
 # ---- bodies -----------------------------------------------------------------------------------
@@ -474,6 +501,14 @@ class ChatBody(Conversation, _Body):
         Field(description="none, minimal, low, medium, high, xhigh or max"),
     ] = None
     """A variable of the chat template, as ``documents`` is."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _calls_no_tool(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and fields.get("tools") and fields.get("tool_choice") != "none":
+            sentence = f"tools={short_text(fields['tools'])} is not supported, no tool is called here"
+            raise refusal(f"{sentence}: leave it out, or set tool_choice='none'", "tools")
+        return fields
 
     @model_validator(mode="after")
     def _has_logprobs(self) -> Self:

@@ -126,6 +126,26 @@ def test_a_developer_is_the_system_of_a_template_that_knows_none():
     assert knowing.render(turns).startswith("<user|>a</><developer|>b</>")
 
 
+TOOLS_JINJA = (
+    "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<{{ c.function.name }} {{ c.function.arguments | tojson }}>{% endfor %};{% endfor %}"
+)
+
+
+def test_calls_of_tools_are_rendered_by_a_template_that_shows_them_and_else_refused():
+    call = {"tool_calls": [{"function": {"name": "add", "arguments": {"a": 3}}}]}
+    raw = [{"role": "assistant", "content": "", **call}, {"role": "tool", "content": "8", "tool_call_id": "1"}]
+    messages = parse_messages(raw)
+    form = PromptForm(variables={"tools": [{"function": {"name": "add"}}]})
+    assert template("dream", TOOLS_JINJA).render(messages, form) == '[add]assistant: <add {"a": 3}>;tool: 8;'
+    for other in (template("dream"), template("dream", CHATML_JINJA), EMBEDDED_CHAT):
+        with refuses("messages have 'tool_calls', which the chat template does not show"):
+            other.render(messages)
+    assert "8" in template("dream", CHATML_JINJA).render(messages[1:]), "it shows any role"
+    with refuses("messages have 'tool', which the chat template does not show"):
+        template("dream", "{{ messages[0].role }}").render(messages[1:])
+
+
 def test_templates_may_ask_for_the_date():
     assert template("dream", "{{ strftime_now('%Y') }}").render(said(("user", "x"))).isdigit()
 

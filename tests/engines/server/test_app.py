@@ -314,6 +314,8 @@ def test_models_health_page_and_metrics(server):
     card = ask(server.port, "/v1/models/echo").body
     assert (card["max_model_len"], card["default_max_tokens"]) == (512, 16)
     assert ask(server.port, "/health").status == ask(server.port, "/ready").status == 200
+    assert ask(server.port, "/ping").status == ask(server.port, "/ping", method="POST").status == 200
+    assert ask(server.port, "/version").body == {"version": importlib.metadata.version("dllm-serve-repro")}
     values = metrics(server.port)
     read = {*re.findall(r"\b(?:s|status)\.([a-z_]+)", ask(server.port, "/").body)} - {"t", "rate", "busy"}
     assert {"requests_total", "pool_rows", "uptime_seconds"} < read
@@ -321,8 +323,6 @@ def test_models_health_page_and_metrics(server):
     assert values['repro_model_info{name="echo"}'] == 1
     assert values["repro_requests_total"] > 0
     assert values["repro_forward_passes_total"] > 0
-    assert ask(server.port, "/ping").status == ask(server.port, "/ping", method="POST").status == 200
-    assert ask(server.port, "/version").body == {"version": importlib.metadata.version("dllm-serve-repro")}
     assert values["repro_pool_rows"] == 40
     assert values["repro_budget_tokens"] == 16
     assert {'repro_step_requests{phase="refresh"}', 'repro_step_requests{phase="reuse"}'} <= values.keys()

@@ -176,6 +176,20 @@ def test_messages_as_clients_send_them():
     assert asked.turns == REQUESTS["turns of them"]
 
 
+def test_tools_that_are_not_called_go_to_the_template():
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    assert read(ChatBody, tools=tools, tool_choice="none").form.variables == {"tools": tools}
+    assert read(ChatBody, tools=None, tool_choice="none").form.variables == {}
+    for choice in ({}, {"tool_choice": "auto"}, {"tool_choice": "required"}):
+        sentence = refusal(ChatBody, tools=tools, **choice)
+        assert sentence.startswith("tools=[{")
+        assert sentence.endswith("leave it out, or set tool_choice='none'")
+    assert (
+        refusal(ChatBody, tools=["add"], tool_choice="none")
+        == "tools[0]='add' is wrong, tools must be a list of objects"
+    )
+
+
 def test_variables_of_a_template():
     asked = read(
         ChatBody, chat_template_kwargs={"a": 1, "enable_thinking": True}, reasoning_effort="none", documents=[{}]
