@@ -110,7 +110,6 @@ class SessionColumns(Sequence[Session]):
     prefill: npt.NDArray[np.int64]
     """At least 1 each, like ``decode``."""
     decode: npt.NDArray[np.int64]
-    prefix_of: Callable[[int], Prefix | None] = lambda place: None
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -120,7 +119,7 @@ class SessionColumns(Sequence[Session]):
             return tuple(self[index] for index in range(len(self))[place])
         index = range(len(self))[place]
         rounds = (Round(int(self.prefill[index]), int(self.decode[index])),)
-        return Session(index, float(self.arrival_s[index]), rounds, self.prefix_of(index))
+        return Session(index, float(self.arrival_s[index]), rounds)
 
 
 def contexts_of(sessions: Sequence[Session]) -> npt.NDArray[np.int64]:

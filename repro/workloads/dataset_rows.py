@@ -11,7 +11,7 @@ from repro.workloads.card import Local
 from repro.workloads.dataset import DatasetCard, HubReference, PromptFile, Record, Records, hub_origin, local_rows
 from repro.workloads.knobs import SourceKind, TimeUnit
 from repro.workloads.rounds import TracedSession
-from repro.workloads.rows import Row, csv_rows, first_line, is_json, is_parquet, json_rows
+from repro.workloads.rows import Row, csv_rows, first_line, form_of, json_rows
 from repro.workloads.table import estimate_tokens, names_in, read_requests, request_of
 
 OWN_KEYS = ("arrival_s", "prompt_len", "prompt", "gen_length")
@@ -143,7 +143,7 @@ def read_rows(path: Path, time_unit: TimeUnit | None = None) -> tuple[TracedSess
 
 def is_own_format(path: Path) -> bool:
     """Whether a table is JSON lines in our own format."""
-    return not is_parquet(path) and is_json(path) and bool({"prompt", "prompt_len"} & {*names_in(path)})
+    return form_of(path) in ("objects", "array") and bool({"prompt", "prompt_len"} & {*names_in(path)})
 
 
 def _own_session(row: Row) -> TracedSession:

@@ -1,14 +1,13 @@
 """Sessions of rounds, recorded or yielded: their types, sets of them, and errors about wrong ones."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from engines.cluster.sessions import Prefix, PrefixNames
+from engines.cluster.sessions import Prefix
 from engines.errors import UserError
 from repro.workloads.card import Origin
 from repro.workloads.knobs import TimeUnit
@@ -49,7 +48,7 @@ class TracedSession(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlainSessions(Sequence[TracedSession]):
-    """The requests of a file as arrays [n], because a million of them take a gigabyte as objects."""
+    """The requests of a file without ``hash_ids``, as arrays [n], because a million of them take a gigabyte as objects."""
 
     where: str
     """The file, and the kind of entry that ``numbers`` count (line or row)."""
@@ -57,10 +56,6 @@ class PlainSessions(Sequence[TracedSession]):
     prefill: npt.NDArray[np.int64]
     decode: npt.NDArray[np.int64]
     arrival_s: npt.NDArray[np.float64] | None
-    block: int | None = None
-    """Tokens in each block that ``hash_ids`` name, if any."""
-    hash_ids: Sequence[list[int]] = field(default=(), repr=False)
-    has_prefix: npt.NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.prefill)
@@ -71,31 +66,17 @@ class PlainSessions(Sequence[TracedSession]):
         index = range(len(self))[position]
         rounds = (RecordedRound(int(self.prefill[index]), int(self.decode[index])),)
         arrival_s = None if self.arrival_s is None else float(self.arrival_s[index])
-        return TracedSession(rounds, arrival_s, None, f"{self.where} {self.numbers[index]}", self.prefix_of(index))
+        return TracedSession(rounds, arrival_s, where=f"{self.where} {self.numbers[index]}")
 
     def first(self, num: int) -> "PlainSessions":
         cut = {name: getattr(self, name)[:num] for name in ("numbers", "prefill", "decode")}
         return replace(self, **cut, arrival_s=None if self.arrival_s is None else self.arrival_s[:num])
 
-    def bare(self) -> "PlainSessions":
-        """The same sessions without shared prefixes."""
-        return replace(self, block=None)
-
-    def prefix_of(self, index: int) -> Prefix | None:
-        if self.block is None or self.has_prefix is None or not self.has_prefix[index]:
-            return None
-        return Prefix(self.block, (self._names[index],))
-
-    @cached_property
-    def _names(self) -> list[tuple[int, ...]]:
-        return list(map(PrefixNames().of, self.hash_ids))
-
 
 def block_of(sessions: Sequence[TracedSession]) -> int | None:
     """Tokens in each of the sessions' named blocks; None if the sessions name no blocks."""
-    if isinstance(sessions, PlainSessions):
-        return sessions.block
-    return next((session.prefix.block_tokens for session in sessions if session.prefix is not None), None)
+    prefixes = () if isinstance(sessions, PlainSessions) else (session.prefix for session in sessions)
+    return next((prefix.block_tokens for prefix in prefixes if prefix is not None), None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,9 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
+from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO, TypeGuard
+from typing import Any, Literal, NamedTuple, TextIO, TypeGuard
 
 from engines.data import DECODER, RepeatedKeyError, open_file
 from engines.errors import UserError, require
@@ -21,9 +22,9 @@ from repro.workloads.rounds import MOST_SECONDS, MOST_TOKENS, bad_field
 
 _PACKED = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 """The first bytes of packed files that we do not read."""
-UNREADABLE = (UnicodeDecodeError, EOFError, OSError, zlib.error)
-"""Errors from reading a file that is not text, or a damaged .gz."""
 
+_UNREADABLE = (UnicodeDecodeError, EOFError, OSError, zlib.error)
+"""Errors from reading a file that is not text, or a damaged .gz."""
 _ENCODING = "utf-8-sig"
 """UTF-8, with or without the byte-order mark that some editors write."""
 _CHUNK = 1 << 20
@@ -149,54 +150,58 @@ def is_seconds(value: object, limit: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= limit
 
 
-def open_text(path: Path) -> TextIO:
-    """Open a text file, and unpack it if it is gzipped, whatever its name. Raises UserError if it does not exist."""
-    file = open_file("file", path)
-    start = file.peek(6)
-    kind = next((kind for magic, kind in _PACKED.items() if start.startswith(magic)), None)
-    require(kind is None, f"{path.name} is packed by {kind}, which is not read here: unpack it, or pack it by gzip")
-    is_packed = path.suffix == ".gz" or start[:2] == b"\x1f\x8b"
-    return io.TextIOWrapper(gzip.open(file) if is_packed else file, encoding=_ENCODING, newline="")
+Form = Literal["parquet", "csv", "objects", "array"]
+"""A table of parquet or CSV, objects of JSON one a line, or one JSON array of them."""
 
 
-def is_parquet(path: Path) -> bool:
-    """Whether a file is parquet, by its name or its first bytes."""
-    if path.suffix == ".parquet":
-        return True
+def form_of(path: Path) -> Form:
+    """Tell a file's form by its name or its first bytes. Raises UserError if it does not exist, or if we cannot unpack it."""
     with open_file("file", path) as file:
-        return file.peek(4)[:4] == b"PAR1"
-
-
-def _lines(path: Path, file: TextIO) -> Iterator[str]:
-    number = 0
-    while line := file.readline(_LONGEST_LINE):
-        number += 1
-        if len(line) == _LONGEST_LINE:
-            raise UserError(f"{path.name} line {number} has more than {_LONGEST_LINE:,} characters: give a row a line")
-        yield line
-
-
-def first_line(path: Path) -> str:
-    """Read the first line that is not blank, without its end and without blanks around it (but with tabs)."""
-    with _opened(path) as file:
-        return next((line.strip(" \r\n\f\v") for line in _lines(path, file) if line.strip()), "")
-
-
-def is_json(path: Path) -> bool:
-    """Whether a file begins with a JSON object or list."""
-    with _opened(path) as file:
-        return _first_character(file) in ("{", "[")
+        if path.suffix == ".parquet" or file.peek(4)[:4] == b"PAR1":
+            return "parquet"
+    with _opened(path) as text:
+        forms: Mapping[str, Form] = {"{": "objects", "[": "array"}
+        return forms.get(_first_character(text), "csv")
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
-    with open_text(path) as file:
-        try:
-            yield file
-        except UNREADABLE as error:
-            raise UserError(
-                f"{path.name} is not a text file of UTF-8, or a damaged .gz ({error}): save it as UTF-8, or get it again"
-            ) from error
+    """Open a text file, and unpack it if it is gzipped, whatever its name."""
+    with open_file("file", path) as file:
+        start = file.peek(6)
+        kind = next((kind for magic, kind in _PACKED.items() if start.startswith(magic)), None)
+        require(kind is None, f"{path.name} is packed by {kind}, which is not read here: unpack it, or pack it by gzip")
+        is_packed = path.suffix == ".gz" or start[:2] == b"\x1f\x8b"
+        with gzip.open(file) if is_packed else file as content:
+            try:
+                yield io.TextIOWrapper(content, encoding=_ENCODING, newline="")
+            except _UNREADABLE as error:
+                raise _unreadable(path.name, error) from error
+
+
+def _unreadable(where: str, error: Exception) -> UserError:
+    return UserError(f"{where} is unreadable ({error}): save it as text of UTF-8, or get the file again")
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with _opened(path) as file:
+        for number in count(1):
+            try:
+                line = file.readline(_LONGEST_LINE)
+            except _UNREADABLE as error:
+                raise _unreadable(f"{path.name} line {number}", error) from error
+            if len(line) == _LONGEST_LINE:
+                raise UserError(
+                    f"{path.name} line {number} has more than {_LONGEST_LINE:,} characters: give a row a line"
+                )
+            if not line:
+                return
+            yield line
+
+
+def first_line(path: Path) -> str:
+    """Read the first line that is not blank, without its end and without blanks around it (but with tabs)."""
+    return next((line.strip(" \r\n\f\v") for line in _lines(path) if line.strip()), "")
 
 
 def header_of(path: Path) -> tuple[str, ...]:
@@ -224,49 +229,40 @@ def _check_distinct(location: str, names: Sequence[str]) -> None:
 
 def csv_rows(path: Path, *columns: str) -> Iterator[Row]:
     """Read these columns of every line; there may be more. Cells have the header's separator: commas, semicolons or tabs."""
-    with open_text(path) as file:
-        number = 0
-        try:
-            lines = _lines(path, file)
-            line = ""
-            for line in lines:
-                number += 1
-                if line.strip():
-                    break
-            header, mark = _header(path.name, line.strip(" \r\n\f\v"))
-            for column in columns:
-                if column not in header:
-                    names = ", ".join(header) or "none"
-                    raise bad_field(f"{path.name} line {number}", column, None, f"column missing, the file has {names}")
-            picked = [(column, header.index(column)) for column in columns]
-            name, reader = path.name, csv.reader(lines, delimiter=mark)
-            header_number, num_named = number, len(header)
-            while num_named and not header[num_named - 1]:
-                num_named -= 1
-            for cells in reader:
-                number = header_number + reader.line_num
-                location = f"{name} line {number}"
-                # A separator at the end of a line or of the header makes no column.
-                if num_named <= len(cells) and not any(cell.strip() for cell in cells[len(header) :]):
-                    yield Row(location, {column: cells[index] for column, index in picked})
-                elif any(cell.strip() for cell in cells):
-                    field = header[min(len(cells), len(header) - 1)]
-                    fix = f"the line has {len(cells)} cells, the header {len(header)}"
-                    raise bad_field(location, field, mark.join(cells), fix)
-        except (csv.Error, *UNREADABLE) as error:
-            raise UserError(f"{path.name} line {number + 1}: unreadable ({error}): get the file again") from error
+    number, lines, name = 0, _lines(path), path.name
+    for line in lines:
+        number += 1
+        if line.strip():
+            header, mark = _header(name, line.strip(" \r\n\f\v"))
+            break
+    for column in columns:
+        if column not in header:
+            names = ", ".join(header) or "none"
+            raise bad_field(f"{name} line {number}", column, None, f"column missing, the file has {names}")
+    picked = [(column, header.index(column)) for column in columns]
+    header_number, num_named = number, len(header)
+    while num_named and not header[num_named - 1]:
+        num_named -= 1
+    reader = csv.reader(lines, delimiter=mark)
+    try:
+        for cells in reader:
+            location = f"{name} line {header_number + reader.line_num}"
+            # A separator at the end of a line or of the header makes no column.
+            if num_named <= len(cells) and not any(cell.strip() for cell in cells[len(header) :]):
+                yield Row(location, {column: cells[index] for column, index in picked})
+            elif any(cell.strip() for cell in cells):
+                field = header[min(len(cells), len(header) - 1)]
+                fix = f"the line has {len(cells)} cells, the header {len(header)}"
+                raise bad_field(location, field, mark.join(cells), fix)
+    except csv.Error as error:
+        raise _unreadable(f"{name} line {header_number + reader.line_num}", error) from error
 
 
 def json_rows(path: Path) -> Iterator[Row]:
     """Read JSON lines, one object each."""
-    line = 0
-    with open_text(path) as file:
-        try:
-            for line, text in enumerate(_lines(path, file), start=1):
-                if text.strip():
-                    yield _json_row(f"{path.name} line {line}", text)
-        except UNREADABLE as error:
-            raise UserError(f"{path.name} line {line + 1}: unreadable ({error}): get the file again") from error
+    for number, text in enumerate(_lines(path), start=1):
+        if text.strip():
+            yield _json_row(f"{path.name} line {number}", text)
 
 
 def _json_row(location: str, text: str) -> Row:
@@ -286,16 +282,7 @@ def _json_row(location: str, text: str) -> Row:
 
 def object_rows(path: Path) -> Iterator[Row]:
     """Read the objects of JSON lines, or of one JSON array."""
-    return array_rows(path) if _is_array(path) else json_rows(path)
-
-
-def _is_array(path: Path) -> bool:
-    """Whether a file begins with a list. If it cannot be read, the reader will raise the error."""
-    with open_text(path) as file:
-        try:
-            return _first_character(file) == "["
-        except UNREADABLE:
-            return False
+    return array_rows(path) if form_of(path) == "array" else json_rows(path)
 
 
 def _first_character(file: TextIO) -> str:
@@ -309,18 +296,18 @@ def _first_character(file: TextIO) -> str:
 def array_rows(path: Path) -> Iterator[Row]:
     """Read the objects of one JSON array, with only a piece of the file in memory, because ShareGPT's is 673 MB."""
     number = 0
-    with open_text(path) as file:
+    with _opened(path) as file:
+        if (start := _first_character(file)) != "[":
+            raise UserError(f"{path.name} begins with {start!r}: expected a list [...] of objects")
         try:
-            if (start := _first_character(file)) != "[":
-                raise UserError(f"{path.name} begins with {start!r}: expected a list [...] of objects")
             for number, value in enumerate(_values(file), start=1):
                 location = f"{path.name} row {number}"
                 if not isinstance(value, dict):
                     raise bad_field(location, "row", value, "expected one JSON object")
                 yield Row(location, value)
-        except UserError:
+        except (UserError, UnicodeDecodeError):
             raise
-        except (ValueError, RecursionError, *UNREADABLE) as error:
+        except (ValueError, RecursionError) as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else error
             raise UserError(
                 f"{path.name} row {number + 1} cannot be read as JSON ({reason}): check that it is the whole file"

@@ -272,8 +272,7 @@ def take_from(
         return chosen
     if with_prefixes:
         return replace(chosen, sessions=_with_own_blocks(chosen.sessions, len(trace.sessions)))
-    plain = chosen.sessions
-    bare = plain.bare() if isinstance(plain, PlainSessions) else tuple(each._replace(prefix=None) for each in plain)
+    bare = tuple(session._replace(prefix=None) for session in chosen.sessions)
     return replace(chosen, sessions=bare, description=f"{chosen.description}; {PREFIXES_UNUSED}")
 
 

@@ -264,9 +264,6 @@ def _lines(sessions: Sequence[Session]) -> Iterator[str]:
         columns = sessions.arrival_s.tolist(), sessions.prefill.tolist(), sessions.decode.tolist()
         for index, (arrival_s, prefill, decode) in enumerate(zip(*columns, strict=True)):
             yield f"{index}|{arrival_s:.6f}|(Round(prefill_tokens={prefill}, decode_tokens={decode}, delay_s=0.0),)"
-            prefix = sessions.prefix_of(index)
-            if prefix is not None:
-                yield repr(tuple(prefix))
         return
     for session in sessions:
         yield f"{session.session_id}|{session.arrival_s:.6f}|{session.rounds}"
@@ -287,7 +284,7 @@ def _file_workload(config: SessionWorkloadConfig, file: Traced) -> SessionWorklo
     mean_s, drawn, plain = config.delay_mean_s, iter([0.0]), chosen.sessions
     if isinstance(plain, PlainSessions) and mean_s is None:
         times = np.array(chosen.arrival_s)
-        columns = SessionColumns(times, plain.prefill, plain.decode, plain.prefix_of)
+        columns = SessionColumns(times, plain.prefill, plain.decode)
         text = f"{chosen.description}; {chosen.trace.how} sessions, lengths as {chosen.trace.how}"
         return _workload(chosen.trace.name, columns, chosen.trace.origin, text)
     if mean_s is not None:

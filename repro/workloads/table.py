@@ -22,11 +22,11 @@ Files are CSV, JSON lines or one JSON array, all of which may be gzipped, or par
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from array import array
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
-from itertools import chain, compress, islice, pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,31 +38,19 @@ from engines.machine import without_collection
 from repro.files import file_cache
 from repro.workloads.card import Origin, file_digest
 from repro.workloads.columns import PER_SECOND, TIMES, Columns, columns_of
-from repro.workloads.draws import Floats, Ints
 from repro.workloads.knobs import TimeUnit, named_after
 from repro.workloads.recorded import chat_of, counted_rounds, text_tokens
 from repro.workloads.rounds import (
     MESSAGES,
     MOST_ROWS,
     MOST_SECONDS,
-    MOST_TOKENS,
     PlainSessions,
     RecordedRound,
     Trace,
     TracedSession,
     TraceFile,
 )
-from repro.workloads.rows import (
-    NUMBER,
-    Row,
-    csv_rows,
-    header_of,
-    is_json,
-    is_parquet,
-    object_rows,
-    parquet_names,
-    parquet_rows,
-)
+from repro.workloads.rows import Row, csv_rows, form_of, header_of, object_rows, parquet_names, parquet_rows
 
 CHARS_PER_TOKEN = 4
 """Our estimate for texts without token counts. It is off by some 20-30 % for English and code."""
@@ -107,7 +95,7 @@ def read_trace(file: TraceFile) -> Trace:
             columns.time is not None, f"sort has no effect: {path.name} has no column of times that is read: name it"
         )
         filled = clock.sorted(filled)
-    groups, remarks = _grouped(filled, columns)
+    groups, branches = _grouped(filled, columns)
     usable = [[entry for entry in group if entry.is_usable] for group in groups]
     num = sum(map(len, usable))
     require(
@@ -121,162 +109,81 @@ def read_trace(file: TraceFile) -> Trace:
         sessions, unfit = _with_prefixes(sessions, usable, None if columns.format is None else columns.format.block)
         notes += unfit
     num_empty = len(entries) - len(filled)
-    return Trace(
-        name=named_after(file.where),
-        origin=Origin(source="local", location=path.name, revision=file_digest(path)),
-        sessions=sessions,
-        columns=columns.named,
+    remarks = {
+        f"{num_empty} rows with an empty cell left out": num_empty,
+        f"{num_answered} answers of {file.gen_length} tokens, where the file tells none": num_answered,
+        "rows sorted by their times": file.sort,
+        **dict.fromkeys([*branches, *notes], True),
+    }
+    return _trace(
+        path,
+        file,
+        columns,
+        clock,
+        sessions,
         num_dropped=len(filled) - num,
-        time=columns.time,
-        time_unit=clock.said,
-        unclear=clock.unclear,
         uses_times=is_derived,
-        span_s=clock.span_s,
-        remarks=tuple(
-            text
-            for text, holds in (
-                (f"{num_empty} rows with an empty cell left out", num_empty),
-                (f"{num_answered} answers of {file.gen_length} tokens, where the file tells none", num_answered),
-                ("rows sorted by their times", file.sort),
-                *((remark, True) for remark in (*remarks, *notes)),
-            )
-            if holds
-        ),
+        remarks=tuple(text for text, holds in remarks.items() if holds),
     )
 
 
-_PLAIN = {*TIMES, "prompt_len", "gen_length", "hash_ids"}
-_PLAIN_ROWS = 1 << 14
-"""How many rows we hold as objects at a time."""
+_PLAIN = {*TIMES, "prompt_len", "gen_length"}
 
 
 def _plain_trace(path: Path, columns: Columns, file: TraceFile) -> Trace | None:
     """Read a file without keeping its rows, if it holds only requests, a number in each cell, and times that do not fall. None for any
     other file, and if a row needs an error or a remark."""
     named = columns.named
-    is_plain = named.keys() <= _PLAIN and "prompt_len" in named and not file.sort
-    is_clear = columns.time is None or (columns.unit is not None and not columns.has_dates)
-    if not (is_plain and is_clear) or file.gen_length is not None or is_parquet(path):
+    is_plain = named.keys() <= _PLAIN and "prompt_len" in named and not file.sort and file.gen_length is None
+    if not is_plain or (columns.time is not None and (columns.unit is None or columns.has_dates)):
         return None
-    rows = _objects(path) if is_json(path) else csv_rows(path, *named.values())
-    parts = list[_PlainRows]()
-    while chunk := list(islice(rows, _PLAIN_ROWS)):
-        if (part := _PlainRows.of(chunk, columns)) is None:
-            return None
-        parts.append(part)
-    if not 0 < sum(len(part.prefill) for part in parts) <= MOST_ROWS:
+    numbers, prefill, decode, stamps = array("q"), array("q"), array("q"), array("d")
+    where = ""
+    try:
+        for row in islice(_rows_of(path, named.values()), MOST_ROWS + 1):
+            where, _, number = row.where.rpartition(" ")
+            numbers.append(int(number))
+            prefill.append(row.count(named["prompt_len"]))
+            decode.append(row.count(named["gen_length"]))
+            if columns.time is not None:
+                stamps.append(row.moment(columns.time, limit=2**53))
+    except UserError:
         return None
-    numbers, prefill, decode, stamps = (np.concatenate(arrays) for arrays in list(zip(*parts, strict=True))[:4])
-    hash_ids = [ids for part in parts for ids in part.hash_ids]
-    is_usable = (prefill > 0) & (decode > 0)
+    is_usable = (np.array(prefill) > 0) & (np.array(decode) > 0)
+    if len(numbers) > MOST_ROWS or not is_usable.any():
+        return None
     clock, arrival_s = TimeColumn(), None
     if columns.time is not None:
-        empty_row = Row("", dict.fromkeys(named.values(), ""))
-        span = _Span(rows=[empty_row] * len(stamps), stamps=stamps.tolist(), tokens=int((prefill + decode).sum()))
-        if (np.diff(stamps[is_usable]) < 0).any() or span.problem(columns) is not None:
+        times = np.array(stamps)
+        span = _Span.of(stamps, sum(prefill) + sum(decode))
+        if (np.diff(times[is_usable]) < 0).any() or span.problem(columns) is not None:
             return None
         clock = TimeColumn.of_span(columns, span)
-        arrival_s = ((stamps - clock.start) / clock.per_second)[is_usable]
-    remarks = list[str]()
+        arrival_s = ((times - clock.start) / clock.per_second)[is_usable]
     sessions = PlainSessions(
-        where=parts[0].where,
-        numbers=numbers[is_usable],
-        prefill=prefill[is_usable],
-        decode=decode[is_usable],
+        where=where,
+        numbers=np.array(numbers)[is_usable],
+        prefill=np.array(prefill)[is_usable],
+        decode=np.array(decode)[is_usable],
         arrival_s=arrival_s,
     )
-    if not len(sessions):
-        return None
-    if "hash_ids" in named:
-        sessions, remarks = _fit_names(sessions, list(compress(hash_ids, is_usable)), columns)
+    return _trace(path, file, columns, clock, sessions, num_dropped=len(numbers) - len(sessions))
+
+
+def _trace(
+    path: Path, file: TraceFile, columns: Columns, clock: "TimeColumn", sessions: Sequence[TracedSession], **others: Any
+) -> Trace:
     return Trace(
         name=named_after(file.where),
         origin=Origin(source="local", location=path.name, revision=file_digest(path)),
         sessions=sessions,
-        columns=named,
-        num_dropped=len(prefill) - len(sessions),
+        columns=columns.named,
         time=columns.time,
         time_unit=clock.said,
+        unclear=clock.unclear,
         span_s=clock.span_s,
-        remarks=tuple(remarks),
+        **others,
     )
-
-
-class _PlainRows(NamedTuple):
-    """Rows as arrays [n]. ``stamps`` is empty for a file without times."""
-
-    numbers: Ints
-    """The rows' line numbers."""
-    prefill: Ints
-    decode: Ints
-    stamps: Ints | Floats
-    hash_ids: list[list[int]]
-    where: str
-    """The file, and the kind of entry that ``numbers`` count."""
-
-    @classmethod
-    def of(cls, rows: Sequence[Row], columns: Columns) -> "_PlainRows | None":
-        """The rows as arrays. None if a cell is no number, or if ``hash_ids`` is no list of whole numbers."""
-        named = columns.named
-
-        def cells(name: str) -> list[Any]:
-            column = named[name]
-            return [values.get(column) for _, values in rows]
-
-        prefill, decode = _whole(cells("prompt_len")), _whole(cells("gen_length"))
-        stamps = np.empty(0) if columns.time is None else _numbers([values.get(columns.time) for _, values in rows])
-        ids = cells("hash_ids") if "hash_ids" in named else []
-        are_ids = not ids or (set(map(type, ids)) == {list} and set(map(type, chain.from_iterable(ids))) <= {int})
-        if prefill is None or decode is None or stamps is None or not are_ids:
-            return None
-        places = [location.rpartition(" ") for location, _ in rows]
-        numbers = np.array([int(number) for _, _, number in places])
-        return cls(numbers, prefill, decode, stamps, ids, places[0][0])
-
-
-def _whole(cells: Sequence[Any]) -> Ints | None:
-    """Numbers of tokens. None if a cell is no whole number, or not written only with digits."""
-    kinds = set(map(type, cells))
-    if kinds != {int} and not (kinds == {str} and all(map(str.isdigit, cells)) and all(map(str.isascii, cells))):
-        return None
-    try:
-        numbers = np.array(list(map(int, cells)), dtype=np.int64)
-    except (OverflowError, ValueError):
-        return None
-    return numbers if numbers.min() >= 0 and numbers.max() <= MOST_TOKENS else None
-
-
-def _numbers(cells: Sequence[Any]) -> Ints | Floats | None:
-    """Times. None if a cell is no finite number of at least 0."""
-    kinds = set(map(type, cells))
-    if kinds == {str} and all(map(NUMBER.fullmatch, cells)):
-        cells = [int(cell) if cell.isdigit() else float(cell) for cell in cells]
-        kinds = set(map(type, cells))
-    if not kinds or not kinds <= {int, float}:
-        return None
-    times = np.array(cells) if max(cells) < 2**53 else np.empty(0)
-    return times if times.size and times.min() >= 0 else None
-
-
-def _fit_names(sessions: PlainSessions, hash_ids: list[list[int]], columns: Columns) -> tuple[PlainSessions, list[str]]:
-    """Like ``_with_prefixes``, for arrays."""
-    num, prefill = np.array(list(map(len, hash_ids))), sessions.prefill
-
-    def fits(size: int) -> Any:
-        return (num == prefill // size) | (num == -(-prefill // size))
-
-    block = None if columns.format is None else columns.format.block
-    if block is None:
-        fitting = [size for size in _BLOCKS if fits(size).all()]
-        if len(fitting) != 1:
-            return sessions, [_NO_BLOCK]
-        (block,) = fitting
-    has_prefix = fits(block)
-    num_unfit = len(sessions) - int(has_prefix.sum())
-    if num_unfit == len(sessions):
-        return sessions, [_unfit_text(num_unfit, block)]
-    named = replace(sessions, block=block, hash_ids=hash_ids, has_prefix=has_prefix)
-    return named, [_unfit_text(num_unfit, block)] * bool(num_unfit)
 
 
 @without_collection()
@@ -342,14 +249,26 @@ class TraceRow(NamedTuple):
 
 def names_in(path: Path) -> tuple[str, ...]:
     """The names of the file's columns. For JSON, these are the keys of its first objects."""
-    if is_parquet(path):
+    form = form_of(path)
+    if form == "parquet":
         return parquet_names(path)
-    if is_json(path):
-        names = tuple(dict.fromkeys(name for row in islice(_objects(path), _NAMED_ROWS) for name in row.values))
-    else:
+    if form == "csv":
         names = header_of(path)
+    else:
+        names = tuple(dict.fromkeys(name for row in islice(_objects(path), _NAMED_ROWS) for name in row.values))
     require(bool(names), f"{path.name} is empty: give a file with a row for each request")
     return names
+
+
+def _rows_of(path: Path, columns: Collection[str], others: Collection[str] = ()) -> Iterator[Row]:
+    """Read these columns of every row, and those of ``others`` that a file of objects has."""
+    wanted, form = (*columns, *others), form_of(path)
+    if form == "parquet":
+        return parquet_rows(path, *wanted)
+    if form == "csv":
+        return csv_rows(path, *columns)
+    # Keep only these columns, so that a long file leaves nothing unread in memory.
+    return (Row(where, {name: cells[name] for name in wanted if name in cells}) for where, cells in _objects(path))
 
 
 def _objects(path: Path) -> Iterator[Row]:
@@ -367,14 +286,7 @@ def _unwrapped(row: Row) -> Row:
 
 def read_entries(path: Path, columns: Columns, length: int | None = None) -> list[TraceRow]:
     """Read every row, in the file's order. Answers have ``length`` tokens if the row does not give their length."""
-    wanted = (*columns.named.values(), *(MESSAGES if "rounds" in columns else ()))
-    if is_parquet(path):
-        rows = parquet_rows(path, *wanted)
-    elif is_json(path):
-        # Keep only these columns, so that a long file leaves nothing unread in memory.
-        rows = (Row(where, {name: cells[name] for name in wanted if name in cells}) for where, cells in _objects(path))
-    else:
-        rows = csv_rows(path, *columns.named.values())
+    rows = _rows_of(path, columns.named.values(), MESSAGES if "rounds" in columns else ())
     needed = [column for name, column in columns.named.items() if columns.needs(name, is_answered=length is not None)]
     entries = [_entry(row, columns, needed, length) for row in islice(rows, MOST_ROWS + 1)]
     require(len(entries) <= MOST_ROWS, f"{path.name} has more than {MOST_ROWS:,} rows: cut it")
@@ -480,10 +392,7 @@ class TimeColumn:
         stamped = [entry for entry in entries if entry.stamp is not None]
         if columns.time is None or not stamped:
             return cls()
-        stamps = [entry.stamp for entry in stamped if entry.stamp is not None]
-        span = _Span(
-            rows=[entry.row for entry in stamped], stamps=stamps, tokens=sum(entry.num_tokens for entry in stamped)
-        )
+        span = _Span.of([entry.stamp or 0 for entry in stamped], sum(entry.num_tokens for entry in stamped))
         if any(entry.is_date for entry in stamped):
             undated = next((entry for entry in stamped if not entry.is_date), None)
             if undated is not None:
@@ -500,7 +409,8 @@ class TimeColumn:
         if (problem := span.problem(columns)) is not None:
             fitting = [f"--time-unit {unit} ({span.text(unit)})" for unit in span.fitting(columns.unit)]
             fix = f"{' or '.join(fitting)} would fit" if fitting else "check the column"
-            raise span.last.bad(columns.time, span.last.values[columns.time], f"{problem}: {fix}")
+            last = max(stamped, key=lambda entry: entry.stamp or 0).row
+            raise last.bad(columns.time, last.values[columns.time], f"{problem}: {fix}")
         return cls.of_span(columns, span)
 
     @classmethod
@@ -526,35 +436,20 @@ class TimeColumn:
         return sorted(entries, key=lambda each: each.stamp or 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Span:
+class _Span(NamedTuple):
     """A file's times as written, and the total tokens of its rows."""
 
-    rows: Sequence[Row]
-    stamps: Sequence[float]
+    low: float
+    high: float
+    num: int
+    fraction: float | None
+    """The first time that is not a whole number."""
     tokens: int
 
-    @cached_property
-    def low(self) -> float:
-        return min(self.stamps)
-
-    @cached_property
-    def high(self) -> float:
-        return max(self.stamps)
-
-    @property
-    def num(self) -> int:
-        return len(self.stamps)
-
-    @property
-    def last(self) -> Row:
-        return self.rows[self.stamps.index(self.high)]
-
-    @cached_property
-    def first_fraction(self) -> Row | None:
-        """The first row whose time is not a whole number."""
-        pairs = zip(self.rows, self.stamps, strict=True)
-        return next((row for row, stamp in pairs if stamp != math.floor(stamp)), None)
+    @classmethod
+    def of(cls, stamps: Sequence[float], tokens: int) -> "_Span":
+        fraction = next((stamp for stamp in stamps if stamp != math.floor(stamp)), None)
+        return cls(min(stamps), max(stamps), len(stamps), fraction, tokens)
 
     def seconds(self, unit: TimeUnit) -> float:
         return (self.high - self.low) / PER_SECOND[unit]
@@ -577,11 +472,10 @@ class _Span:
         if fmt is None:
             return None
         gap_s = (self.high - self.low) / per_second / max(1, self.num - 1)
-        if fmt.digits == "fractions" and self.first_fraction is None and self.num >= 4 and gap_s > MOST_WHOLE_GAP_S:
+        if fmt.digits == "fractions" and self.fraction is None and self.num >= 4 and gap_s > MOST_WHOLE_GAP_S:
             return f"{fmt.title} has fractions of seconds, and {self.text(columns.unit)} have none"
-        if fmt.digits == "whole" and self.first_fraction is not None:
-            value = self.first_fraction.values[columns.time or ""]
-            return f"{fmt.title} has whole {columns.unit}, and {self.first_fraction.where} has {value}"
+        if fmt.digits == "whole" and self.fraction is not None:
+            return f"{fmt.title} has whole {columns.unit}, and a row has {self.fraction}"
         span_s = (self.high - self.low) / per_second
         if coarser and self.num >= 4 and 0 < span_s < self.tokens / MOST_TOKEN_RATE:
             return f"in {columns.unit}, as {fmt.title} has them, {self.text(columns.unit)} bring {self.tokens / span_s:,.3g} tokens a second"
@@ -733,7 +627,7 @@ def _with_prefixes(
             size for size in _BLOCKS if all(ids is None or Prefix(size, (ids,)).fits(lengths) for ids, lengths in alone)
         ]
         if len(fitting) != 1 or all(ids is None for ids, _ in alone):
-            return tuple(sessions), [_NO_BLOCK]
+            return tuple(sessions), ["hash_ids left out: the tokens of their blocks do not follow from the lengths"]
         (block,) = fitting
     names, named, num_unfit = PrefixNames(), [], 0
     for session, rows in zip(sessions, groups, strict=True):
@@ -742,14 +636,8 @@ def _with_prefixes(
         is_fit = len(ids) == len(rows) and prefix.fits(session.rounds)
         num_unfit += bool(ids) and not is_fit
         named.append(session._replace(prefix=prefix) if is_fit else session)
-    return tuple(named), [_unfit_text(num_unfit, block)] * bool(num_unfit)
-
-
-_NO_BLOCK = "hash_ids left out: the tokens of their blocks do not follow from the lengths"
-
-
-def _unfit_text(num: int, block: int) -> str:
-    return f"hash_ids of {num} sessions left out: they are not those of blocks of {block} tokens"
+    unfit = f"hash_ids of {num_unfit} sessions left out: they are not those of blocks of {block} tokens"
+    return tuple(named), [unfit] * bool(num_unfit)
 
 
 def _delays(rows: Sequence[TraceRow], columns: Columns, clock: TimeColumn | None) -> list[float | None]:

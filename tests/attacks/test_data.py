@@ -25,7 +25,7 @@ LINES = {
     "arrival inf": (rows("[5, 5]", arrival_s="Infinity"), "expected seconds, 0 to 1e+12"),
     "deep": (f'{{"rounds": {DEEP}', "nested too deeply, or with a number too long, to be read"),
     "empty": ("", "has no session"),
-    "binary": (b"\x00\xff", "line 1: unreadable"),
+    "binary": (b"\x00\xff", "line 1 is unreadable"),
 }
 """More of them are read alone in tests/repro/workloads."""
 

@@ -364,7 +364,7 @@ def test_a_table_that_cannot_be_read_is_told_how_to_be(file, tmp_path):
         read_trace(file(f"{HEAD}0,5\n"))
     path = tmp_path / "wide.csv"
     path.write_text(f"{HEAD}0,9,5\n", encoding="utf-16")
-    with pytest.raises(UserError, match="save it as UTF-8"):
+    with pytest.raises(UserError, match="save it as text of UTF-8"):
         read_trace(TraceFile(where=str(path)))
     path = tmp_path / "t.json"
     path.write_text('[{"prompt_len": 9, "gen_length": 5},\n]')

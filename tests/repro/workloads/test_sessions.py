@@ -137,7 +137,7 @@ def test_files_that_are_missing_empty_or_damaged_are_refused(tmp_path, monkeypat
     with pytest.raises(UserError, match="has no session"):
         read_sessions(tmp_path / "empty.jsonl", "sessions_jsonl")
     (tmp_path / "broken.json.gz").write_bytes(b"not gzip")
-    with pytest.raises(UserError, match="cannot be read as JSON"):
+    with pytest.raises(UserError, match="is unreadable"):
         read_sessions(tmp_path / "broken.json.gz", "hotpotqa_distractor")
     with pytest.raises(UserError, match="no file for dataset 'toolbench' in any data directory"):
         workload("toolbench", source="local")

@@ -8,6 +8,7 @@ import json
 import lzma
 import sys
 import zipfile
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -250,23 +251,16 @@ def test_reading_leaves_the_collector_of_garbage_as_it_was(tmp_path):
 
 # ---- files without anything but numbers -------------------------------------------------------------------
 
-BLOCKS = st.lists(st.integers(0, 5), max_size=4)
-
 
 @given(
-    rows=st.lists(
-        st.tuples(st.integers(0, 3000), st.integers(0, 40), st.integers(0, 9), BLOCKS), min_size=1, max_size=6
-    ),
+    rows=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 40), st.integers(0, 9)), min_size=1, max_size=6),
     form=st.sampled_from(["csv", "jsonl", "fractions.jsonl", "json"]),
-    has_ids=st.booleans(),
 )
-def test_rows_of_numbers_read_as_arrays_are_what_they_are_as_objects(tmp_path_factory, rows, form, has_ids):
+def test_rows_of_numbers_read_as_arrays_are_what_they_are_as_objects(tmp_path_factory, rows, form):
     """Rows without a prompt or an answer are left out, and times may fall: then both read objects."""
     step = 4 if "fractions" in form else 1
-    names = ("arrival_ms", "prompt_len", "gen_length", *(["hash_ids"] if has_ids else []))
-    table = [
-        (stamp / step if step > 1 else stamp, prompt, answer, ids)[: len(names)] for stamp, prompt, answer, ids in rows
-    ]
+    names = ("arrival_ms", "prompt_len", "gen_length")
+    table = [(stamp / step if step > 1 else stamp, prompt, answer) for stamp, prompt, answer in rows]
     lines = json_lines(*names, rows=table)
     text = csv_text(names, table) if form == "csv" else lines
     text = f"[{','.join(lines.splitlines())}]" if form == "json" else text
@@ -287,13 +281,12 @@ def test_rows_of_numbers_read_as_arrays_are_what_they_are_as_objects(tmp_path_fa
     assert repr(as_arrays) == repr(as_objects)
 
 
-def test_a_part_of_a_file_read_as_arrays_has_its_lines_and_names(tmp_path):
-    rows = [(10 * place, 1100 + place, 5, [0, 1, place + 2]) for place in range(4)]
-    text = json_lines("timestamp", "input_length", "output_length", "hash_ids", rows=rows[:1])
-    text += "\n" + json_lines("timestamp", "input_length", "output_length", "hash_ids", rows=rows[1:])
-    sessions = read_trace(write(tmp_path / "mooncake.jsonl", text)).sessions
+def test_a_part_of_a_file_read_as_arrays_has_its_lines(tmp_path):
+    rows = [(10 * place, 1100 + place, 5) for place in range(4)]
+    text = json_lines("timestamp", "input_length", "output_length", rows=rows[:1])
+    text += "\n" + json_lines("timestamp", "input_length", "output_length", rows=rows[1:])
+    file = write(tmp_path / "azure.jsonl", text)
+    sessions = read_trace(replace(file, time_unit="ms")).sessions
     assert isinstance(sessions, PlainSessions)
-    assert [each.where for each in sessions.first(2)] == ["mooncake.jsonl line 1", "mooncake.jsonl line 3"]
-    assert [each.prefix.rounds for each in sessions[:2]] == [((0, 1, 2),), ((0, 1, 3),)]
+    assert [each.where for each in sessions.first(2)] == ["azure.jsonl line 1", "azure.jsonl line 3"]
     assert sessions[-1].arrival_s == 0.03
-    assert all(each.prefix is None for each in sessions.bare())
