@@ -236,12 +236,16 @@ class _Crew:
     def _drop_worker(self, index: int, reason: str) -> None:
         self._workers.pop(index)[1].close()
         if not self._workers:
-            raise RunError(f"{reason}: nothing is left to make the other runs, run the command again")
+            raise RunError(f"{reason}: nothing is left to make the other runs, run the command again") from None
         logger.warning("%s; its runs are made elsewhere", reason)
 
 
 _PR_SET_PDEATHSIG = 1
 LOST = "a process of this machine ended (it was killed, for want of memory say)"
+NOT_BEGUN = (
+    "a process of this machine ended before its first run (it was killed, or ran the script again that had started it: put what "
+    'sweeps under if __name__ == "__main__":, or give jobs=1)'
+)
 
 
 def begin_worker(parent_pid: int) -> None:
@@ -342,13 +346,6 @@ CELLS_PER_WORKER = 4
 """With fewer simulated cells per worker, another process costs more than it saves."""
 KEPT_WORKLOADS = 64
 """Workloads that a process caches, because systems that are compared serve the same one."""
-UNGUARDED = 97
-"""Exit code of a worker process that runs the user's script again and reaches the very sweep that started it."""
-ENDING_S = 5.0
-_UNGUARDED_SAID = (
-    'the script was run again by a process that its sweep had started: put what sweeps under if __name__ == "__main__":, '
-    "or give jobs=1"
-)
 
 
 class Pool(Protocol):
@@ -425,10 +422,9 @@ def run_here(
 
 
 def _leave_unguarded_script() -> None:
-    """Ends this process silently if it is still importing the script of its parent process, which waits for it. The parent then reports
-    why."""
+    """Ends this process silently if it is still importing the script of its parent process. The parent then reports why."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        os._exit(UNGUARDED)
+        os._exit(1)
 
 
 @contextmanager
@@ -442,10 +438,8 @@ class _Process:
     def __init__(self, pool: ProcessPoolExecutor, packing: Packing) -> None:
         self._pool = pool
         self._packing = packing
-        old_pids = {child.pid for child in multiprocessing.active_children()}
         with delay_signals():  # the first task starts the process
             self._begun = pool.submit(_do_nothing)
-        self._children = [child for child in multiprocessing.active_children() if child.pid not in old_pids]
         self._pickled: dict[int, bytes] = {}
         """Pickled workloads by ``id``, because comparing workloads would take longer than it saves."""
 
@@ -474,15 +468,7 @@ class _Process:
         try:
             return future.result()
         except BrokenProcessPool as error:
-            deadline = time.monotonic() + ENDING_S
-            for child in self._children:
-                # The pool's own thread waits for it too. If the system tells that thread, ``exitcode`` here is None until the thread has
-                # noted it.
-                while child.exitcode is None and time.monotonic() < deadline:
-                    time.sleep(0.01)
-                if child.exitcode == UNGUARDED:
-                    raise UserError(_UNGUARDED_SAID) from None
-            raise WorkerLost(LOST) from error
+            raise WorkerLost(NOT_BEGUN if future is self._begun else LOST) from error
 
 
 def _do_nothing() -> None:

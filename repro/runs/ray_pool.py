@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from engines.errors import RunError, UserError, require
+from engines.errors import RunError, UserError, first_line, require
 from engines.machine import usable_cores
 from repro.paths import CALIBRATION, DATASETS, IS_INSTALLED, PAPER, REPO
 from repro.runs.clean import is_secret
@@ -94,14 +94,14 @@ def connected(address: str | None, experiments: Iterable[Experiment]) -> Iterato
                 **options,
             )
         except ConnectionError as error:
-            raise UserError(f"address={address!r}: no Ray cluster answers there ({_first_line(error)})") from error
+            raise UserError(f"address={address!r}: no Ray cluster answers there ({first_line(error)})") from error
         except SystemExit:  # its handler of SIGTERM
             if callable(handler):
                 handler(signal.SIGTERM, None)
             raise
         except Exception as error:
             raise RunError(
-                f"pool='ray': Ray could not be started or joined ({_first_line(error)}): free the machine, or try again"
+                f"pool='ray': Ray could not be started or joined ({first_line(error)}): free the machine, or try again"
             ) from error
         finally:
             if threading.current_thread() is threading.main_thread():
@@ -153,10 +153,6 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0]
 
 
 # -- its workers' code -----------------------------------------------------------------------------------

@@ -80,8 +80,9 @@ def test_a_script_that_sweeps_unguarded_is_told_so(tmp_path):
     assert done.returncode == 1
     lines = done.stderr.splitlines()
     assert lines[-1] == (
-        "engines.errors.UserError: the script was run again by a process that its sweep had started: put what sweeps under "
-        'if __name__ == "__main__":, or give jobs=1'
+        "engines.errors.RunError: a process of this machine ended before its first run (it was killed, or ran the script again that "
+        'had started it: put what sweeps under if __name__ == "__main__":, or give jobs=1): nothing is left to make the other runs, '
+        "run the command again"
     )
     assert len(lines) < 30, "the stack of the one error"
 

@@ -7,7 +7,6 @@ import pickle
 import socket
 from collections.abc import Sequence
 from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,6 @@ from support.mock_openai import MockOpenAI, mock_server
 from support.tables import data_beside
 
 from engines.errors import RunError, UserError
-from repro.runs import pool
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.pool import Assignment, Hooks, LocalPool, group_repeats, run_by_workers
@@ -464,23 +462,3 @@ def test_without_ray_one_line_names_the_extra(command, monkeypatch):
     monkeypatch.setattr("repro.runs.experiment.prepare", lambda _: pytest.fail("cells were prepared"))
     said = refused(repro(*COMMANDS[command], "--pool", "ray"), "pip install 'dllm-serve-repro[ray]'")
     assert said == "error: pool='ray': package 'ray' is not installed: pip install 'dllm-serve-repro[ray]'"
-
-
-def test_an_exit_code_that_is_told_late_is_waited_for(monkeypatch):
-    """The pool's own thread asks for it too, and only one of them is told by the system."""
-
-    class Late:
-        pid, codes = 1, iter((None, None, pool.UNGUARDED, pool.UNGUARDED))
-        exitcode = property(lambda self: next(self.codes))
-
-    class Broken:
-        def submit(self, *args: Any) -> Future[Any]:
-            future: Future[Any] = Future()
-            future.set_exception(BrokenProcessPool())
-            return future
-
-    seen = iter(([], [Late()]))
-    monkeypatch.setattr(pool.multiprocessing, "active_children", lambda: next(seen))
-    worker = pool._Process(Broken(), PACKING)
-    with pytest.raises(UserError, match="was run again by a process that its sweep had started"):
-        worker.result(worker.submit(None))
