@@ -19,7 +19,7 @@ from engines.models.shape import BLOCK_DIFFUSION, CATALOGUE
 from repro import paths
 from repro.families.cost import CostKnobs, describe_calibration, load_calibration
 from repro.families.platforms import MIB, PLATFORMS, Platform, platform
-from repro.runs.provenance import Timing, collect, nvidia_smi, utc_now, version_of
+from repro.runs.provenance import collect, nvidia_smi, version_of
 from repro.tasks.registry import TASKS, TaskEntry
 from repro.tasks.sandbox.client import CONSENT_OPTION, jail_refusal
 from repro.workloads.card import DATA_DIR_VARIABLE, find_data_dir
@@ -86,9 +86,8 @@ def inspect_machine() -> Machine:
         data_dir = find_data_dir(None)
     except UserError as error:
         data_dir_error = str(error)
-    now = utc_now()
     # The provenance of a run that would start now.
-    provenance = collect(obtained="measured", timing=Timing(started_utc=now, finished_utc=now, elapsed_s=0.0))
+    provenance = collect(obtained="measured")
     return Machine(
         python=sys.version_info[:3],
         torch=version_of("torch"),

@@ -30,7 +30,7 @@ from repro.gpu_suite.checks import CHECK, Check, check_cell
 from repro.reports.figures import View, default_reading, figure
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import Experiment, prepare
-from repro.runs.provenance import GitState, Timing, collect, git_state, utc_now
+from repro.runs.provenance import GitState, collect, git_state, utc_now
 from repro.runs.record import DriveProgress
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
@@ -551,15 +551,13 @@ def draw(suite: Suite, figures: Sequence[Drawn]) -> list[str]:
 
 
 def write_summary(suite: Suite) -> None:
-    now = utc_now()
-    timing = Timing(started_utc=now, finished_utc=now, elapsed_s=0.0)
-    origin = collect(obtained="measured", timing=timing, git=suite.git)
+    origin = collect(obtained="measured", git=suite.git)
     gpu, git = origin["gpu"] or {}, origin["git"]
     machine = gpu.get("name") or origin["cpu"]["model"] or "an unnamed CPU"
     lines = [
         f"# GPU suite on platform {suite.platform}",
         "",
-        f"Written by `repro gpu-suite`, last on {now}. Every number is measured; each run's provenance names its own "
+        f"Written by `repro gpu-suite`, last on {origin['finished_utc']}. Every number is measured; each run's provenance names its own "
         f"machine and commit.",
         "",
         f"- machine: {machine}, driver {gpu.get('driver') or 'none'}, CUDA {gpu.get('cuda') or 'none'}",

@@ -19,7 +19,7 @@ from repro.families.http.system import EXECUTOR
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment
 from repro.runs.http_driver import Exchange, Reply
-from repro.runs.provenance import Timing, collect, utc_now
+from repro.runs.provenance import collect
 from repro.runs.record import Obtained, RunRecord
 from repro.runs.store import Store, StoredRun, pack
 
@@ -404,11 +404,9 @@ def _stored(store: Store, cell: Cell, answers: Sequence[Answer]) -> StoredRun:
     deployment = ImportedDeployment(record=record_of(tool, answers), basis=basis)
     place = {"cpu": None, "cores": None, "threads": None, "torch": None}
     experiment = Experiment(cell=cell, deployment=deployment, workload=None, place=place)
-    now, answers = utc_now(), _whole(answers)
+    answers = _whole(answers)
     took = max((each.pieces_s[-1] for each in answers if each.pieces_s), default=answers[0].sent_s) - answers[0].sent_s
-    provenance = collect(
-        obtained="measured", timing=Timing(started_utc=now, finished_utc=now, elapsed_s=took), dataset=None
-    )
+    provenance = collect(obtained="measured", elapsed_s=took)
     assert experiment.family is HTTP
     store.root.mkdir(parents=True, exist_ok=True)
     return store.put(pack(experiment, deployment.record, provenance))

@@ -25,7 +25,7 @@ from engines.knobs import Range
 from engines.machine import delay_signals, usable_cores
 from repro.runs.cell import BASIS
 from repro.runs.experiment import Experiment
-from repro.runs.provenance import GitState, Timing, collect, utc_now, why_unshareable
+from repro.runs.provenance import GitState, collect, utc_now, why_unshareable
 from repro.runs.record import DriveProgress, OnProgress, RunRecord
 from repro.runs.sitting import Sitting, UnitLocks
 from repro.runs.store import Packed, pack
@@ -319,7 +319,9 @@ class Packing:
             elapsed = time.perf_counter() - start_s
             provenance = collect(
                 obtained=record.obtained,
-                timing=Timing(started_utc=started, finished_utc=utc_now(), elapsed_s=elapsed, load=load),
+                started_utc=started,
+                elapsed_s=elapsed,
+                load=load,
                 git=self.git,
                 calibration=record.manifest.get("calibration"),
                 dataset=record.manifest.get("dataset"),

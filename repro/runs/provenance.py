@@ -361,15 +361,6 @@ class Load:
     """Seconds of the fastest loop of the sitting so far."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    started_utc: str
-    finished_utc: str
-    elapsed_s: float
-    load: Load | None = None
-    """How busy the machine was during a measured run."""
-
-
 def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
@@ -377,7 +368,9 @@ def utc_now() -> str:
 def collect(
     *,
     obtained: Obtained,
-    timing: Timing,
+    started_utc: str | None = None,
+    elapsed_s: float = 0.0,
+    load: Load | None = None,
     git: GitState | None = None,
     calibration: str | None = None,
     dataset: Any = None,
@@ -385,19 +378,20 @@ def collect(
     sitting: str | None = None,
     busy_s: float | None = None,
 ) -> dict[str, Any]:
-    """Collect a run's provenance. ``calibration`` is the id of a simulated run's calibration; None means it has none. For a measured run,
-    ``sitting`` is the id of its sitting, and ``busy_s`` the seconds of its steps if the CPU computed them."""
-    state = git or git_state()
+    """Collect the provenance of a run that ends now. ``calibration`` is the id of a simulated run's calibration; None means it has none. For
+    a measured run, ``load`` says how busy the machine was, ``sitting`` is the id of its sitting, and ``busy_s`` the seconds of its steps if
+    the CPU computed them."""
+    state, now = git or git_state(), utc_now()
     return {
         "obtained": obtained,
         **({"calibration": calibration} if obtained != "measured" else {}),
-        **({} if timing.load is None else {"sitting": sitting, "load": {**asdict(timing.load), "busy_s": busy_s}}),
+        **({} if load is None else {"sitting": sitting, "load": {**asdict(load), "busy_s": busy_s}}),
         "dataset": dataset,
         "command": clean_command(sys.argv if argv is None else argv),
-        "git": {"commit": state.commit, "dirty": state.dirty},
-        "started_utc": timing.started_utc,
-        "finished_utc": timing.finished_utc,
-        "elapsed_s": timing.elapsed_s,
+        "git": asdict(state),
+        "started_utc": started_utc or now,
+        "finished_utc": now,
+        "elapsed_s": elapsed_s,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "libraries": {name: version_of(name) for name in LIBRARIES},

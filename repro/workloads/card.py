@@ -13,6 +13,7 @@ from engines.data import open_file
 from engines.errors import UserError, require
 from engines.knobs import Checked, check_value
 from repro.files import read_yaml
+from repro.workloads.knobs import SourceKind
 
 Role = Literal["stated", "inferred", "assumed", "by construction"]
 
@@ -168,17 +169,29 @@ def find_local(files: Sequence[File], name: str | None, data_dir: Path | None) -
     return None
 
 
-def local_file(card: Card, files: Sequence[File], name: str | None, data_dir: Path | None) -> Local[File]:
-    """Like ``find_local`` with the card's ``files``, but raises UserError with a fix if there is none."""
-    if (local := find_local(files, name, data_dir)) is not None:
+def chosen_file(card: Card, source: SourceKind, name: str | None, data_dir: Path | None) -> Local[Any] | None:
+    """Find the file that a source asks for: ``local``, or ``auto`` if there is one. None for the hub and the embedded generator.
+    ``name`` is the path that a user gave. Raises UserError with a fix if there is no such file, or if the path has no effect."""
+    if source in ("hub", "embedded"):
+        require(
+            name is None, f"dataset_path={name!r} has no effect with dataset_source={source!r}: leave one of them out"
+        )
+        return None
+    local = find_local(card.local, name, data_dir)
+    if local is not None or source == "auto":
         return local
     directory = find_data_dir(data_dir)
-    accepted = ", ".join(entry.path for entry in files) or "none"
+    accepted = ", ".join(entry.path for entry in card.local) or "none"
     raise UserError(
         f"source='local': no file for dataset {card.name!r} in "
         f"{repr(str(directory)) if directory else 'any data directory'}: set {DATA_DIR_VARIABLE} to a folder "
         f"with one of {accepted}, or name a file (--dataset-path, dataset_path)"
     )
+
+
+def embedded_origin(card: Card, folder: str = "") -> "Origin":
+    """The origin of what a card's embedded generator draws. ``folder`` of the data sets holds the card."""
+    return Origin(source="embedded", location=f"datasets/{folder}{card.name}.yaml", revision=None)
 
 
 def file_digest(path: Path) -> str:

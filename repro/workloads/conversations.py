@@ -19,7 +19,17 @@ from engines.cluster.sessions import Round, Session
 from engines.errors import require
 from engines.knobs import Checked, Proportion, Range, Seconds, Seed
 from repro.paths import DATASETS
-from repro.workloads.card import Origin, Provenance, Section, SourcedCard, checksum, known_cards, load, local_file
+from repro.workloads.card import (
+    Origin,
+    Provenance,
+    Section,
+    SourcedCard,
+    checksum,
+    chosen_file,
+    embedded_origin,
+    known_cards,
+    load,
+)
 from repro.workloads.draws import (
     NORMAL,
     SMALLEST_UNIFORM,
@@ -29,8 +39,8 @@ from repro.workloads.draws import (
     derive_seed,
     fit_quantiles,
 )
-from repro.workloads.rounds import RecordedRound, Trace, TracedSession
-from repro.workloads.served import Traced, take, take_from, trace_of
+from repro.workloads.rounds import RecordedRound, TracedSession
+from repro.workloads.served import Traced, local_trace, take, take_from, trace_of
 from repro.workloads.sessions import RoundCounts, SessionWorkload, Source, draw_rounds
 
 CARDS_DIR = DATASETS / "conversations"
@@ -148,24 +158,24 @@ def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = No
         description = f"{chosen.description}; {chosen.trace.how} conversations{band}"
         return _workload(chosen.trace.name, config, chosen.sessions, chosen.arrival_s, chosen.trace.origin, description)
     card = load_conversation_card(config.dataset)
-    if config.source == "local":
-        trace = _read_trace(card, config, data_dir)
+    local = chosen_file(card, config.source, config.path, data_dir)
+    if local is not None:
+        from repro.workloads.recorded import read_chats
+
+        recorded = read_chats(local.paths)
+        trace = local_trace(card, local, _in_band(config, recorded, f"the file of {card.name}") or recorded)
         stream = ("conversations", "sample")
         chosen = take(
             trace, None, config.seed, num=config.num_turns, in_rounds=True, stream=stream, step=len(trace.sessions)
         )
         sessions = _with_answers(card, chosen.sessions, config)
-        origin = trace.origin
+        origin = replace(trace.origin, location=", ".join(path.name for path in local.paths))
         description = f"{card.title}: recorded conversations, lengths of the file's texts at 4 characters a token{band}"
         description += chosen.repeated
     else:
-        require(
-            config.path is None,
-            f"dataset_path={config.path!r} has no effect with dataset_source='embedded': leave one of them out",
-        )
         sessions = _draw_sessions(card, config)
         description = f"{card.title}: embedded generator, shares of short and long prompts met by construction{band}"
-        origin = Origin(source="embedded", location=f"datasets/conversations/{card.name}.yaml", revision=None)
+        origin = embedded_origin(card, "conversations/")
     return _workload(card.name, config, sessions, [0.0] * len(sessions), origin, description)
 
 
@@ -270,17 +280,6 @@ def _shares_of_band(card: ConversationCard, config: ConversationConfig) -> tuple
 
 
 # -- files --------------------------------------------------------------------------------------------------
-
-
-def _read_trace(card: ConversationCard, config: ConversationConfig, data_dir: Path | None) -> Trace:
-    """Read the conversations of a file, or only its prompts within the band."""
-    from repro.workloads.recorded import read_chats
-
-    local = local_file(card, card.local, config.path, data_dir)
-    sessions = read_chats(local.paths)
-    sessions = _in_band(config, sessions, f"the file of {card.name}") or sessions
-    origin = replace(local.origin, location=", ".join(path.name for path in local.paths))
-    return Trace(name=card.name, origin=origin, sessions=sessions, columns={}, unit="session")
 
 
 def _in_band(

@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
-from engines.errors import UserError, require
 from engines.knobs import Range
 from repro.paths import DATASETS
-from repro.workloads.card import Card, Local, LocalFile, Origin, Section, find_local, known_cards, load, local_file
+from repro.workloads.card import Card, LocalFile, Origin, Section, known_cards, load
 from repro.workloads.draws import LogNormalLengths
-from repro.workloads.knobs import SourceKind, TextStyle
+from repro.workloads.knobs import TextStyle
 
 CARDS_DIR = DATASETS
 
@@ -120,20 +119,3 @@ class Records:
 
 def hub_origin(card: DatasetCard) -> Origin:
     return Origin(source="hub", location=card.hub.id, revision=card.hub.revision)
-
-
-def local_rows(
-    card: DatasetCard, kind: SourceKind, dataset_path: str | None, data_dir: Path | None
-) -> Local[PromptFile] | None:
-    """Find the file to read. None if another source is asked for, or there is no file."""
-    if kind not in get_args(SourceKind):
-        raise UserError(f"source={kind!r} is unknown: use one of {', '.join(get_args(SourceKind))}")
-    if kind in ("hub", "embedded"):
-        require(
-            dataset_path is None,
-            f"dataset_path={dataset_path!r} has no effect with source={kind!r}: use 'local' or leave it out",
-        )
-        return None
-    if kind == "local":
-        return local_file(card, card.local, dataset_path, data_dir)
-    return find_local(card.local, dataset_path, data_dir)

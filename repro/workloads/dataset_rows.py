@@ -7,8 +7,8 @@ from pathlib import Path
 
 from engines.data import DECODER
 from engines.errors import UserError, require
-from repro.workloads.card import Local
-from repro.workloads.dataset import DatasetCard, HubReference, PromptFile, Record, Records, hub_origin, local_rows
+from repro.workloads.card import Local, chosen_file
+from repro.workloads.dataset import DatasetCard, HubReference, PromptFile, Record, Records, hub_origin
 from repro.workloads.knobs import SourceKind, TimeUnit
 from repro.workloads.rounds import TracedSession
 from repro.workloads.rows import Row, csv_rows, first_line, form_of, json_rows
@@ -36,7 +36,7 @@ def open_records(
 ) -> Records | None:
     """Read text ``columns`` of every row. None if the source has no texts: ``auto`` without a file, ``embedded``, or a trace, which has
     only lengths and times."""
-    file = local_rows(card, kind, dataset_path, data_dir)
+    file = chosen_file(card, kind, dataset_path, data_dir)
     if file is None:
         return hub_records(card, columns) if kind == "hub" else None
     entry = file.entry or entry_for(card, file.paths[0])

@@ -16,7 +16,7 @@ from engines.errors import UserError, require
 from engines.knobs import Checked, Knob, Range, knobs_of
 from engines.policies.own import Kind, Plugin, knobs_of_policy
 from repro.files import file_cache
-from repro.workloads.card import Origin
+from repro.workloads.card import Card, Local, Origin
 from repro.workloads.draws import ArrivalConfig, Floats, arrival_times, shuffled
 from repro.workloads.knobs import RequestKnobs, TraceKnobs, UntoldAnswers, named_after, place_of
 from repro.workloads.rounds import (
@@ -241,6 +241,12 @@ def trace_of(source: Traced, seed: int) -> Trace:
     from repro.workloads.table import read_trace
 
     return read_trace(source)
+
+
+def local_trace(card: Card, local: Local[Any], sessions: Sequence[TracedSession]) -> Trace:
+    """The recorded set of a user's file for a card."""
+    time = "arrival_s" if any(session.arrival_s is not None for session in sessions) else None
+    return Trace(name=card.name, origin=local.origin, sessions=sessions, columns={}, unit="session", time=time)
 
 
 def take_from(

@@ -30,13 +30,14 @@ from repro.workloads.card import (
     Section,
     SourcedCard,
     checksum,
+    chosen_file,
+    embedded_origin,
     known_cards,
     load,
-    local_file,
 )
 from repro.workloads.draws import ArrivalConfig, Floats, Ints, arrival_times, derive_seed
-from repro.workloads.rounds import MOST_DELAY_S, PlainSessions, RecordedRound, SessionFormat, Trace, TracedSession
-from repro.workloads.served import Traced, take, take_from
+from repro.workloads.rounds import MOST_DELAY_S, PlainSessions, RecordedRound, SessionFormat, TracedSession
+from repro.workloads.served import Traced, local_trace, take, take_from
 
 CARDS_DIR = DATASETS / "sessions"
 
@@ -168,8 +169,11 @@ def build_sessions(
     num, totals, chosen = config.num_sessions, card.lengths, None
     if config.counted is not None:
         totals = replace(totals, counted=config.counted)
-    if config.source == "local":
-        trace = _read_trace(card, config, data_dir)
+    local = chosen_file(card, config.source, config.trace_path, data_dir)
+    if local is not None:
+        from repro.workloads.recorded import read_sessions
+
+        trace = local_trace(card, local, read_sessions(local.paths[0], local.entry and local.entry.format))
         chosen = take(trace, config.arrivals, config.seed, num=num, stream=("sample",), step=len(trace.sessions))
         lengths = "scaled to the card's means" if config.meets_totals else "as recorded"
         origin = trace.origin
@@ -178,17 +182,13 @@ def build_sessions(
         )
         rounds, arrival_s = np.array([len(each.rounds) for each in chosen.sessions], dtype=np.int64), chosen.arrival_s
     else:
-        require(
-            config.trace_path is None,
-            f"dataset_path={config.trace_path!r} has no effect with dataset_source='embedded': leave one of them out",
-        )
         require(config.meets_totals, "meets_totals=False has no effect with source='embedded': it always meets them")
         require(
             config.arrivals.kind != "trace",
             "arrivals='trace' needs a local file with an arrival_s for every session: use 'poisson'",
         )
         unit = "session" if totals.counted == "per_session" else "round"
-        origin = Origin(source="embedded", location=f"datasets/sessions/{card.name}.yaml", revision=None)
+        origin = embedded_origin(card, "sessions/")
         description = f"{card.title}: embedded generator, means per {unit} met by construction, spread assumed"
         rounds = draw_rounds(card.rounds, num, config.seed)
         arrival_s = tuple(arrival_times(config.arrivals, num, config.seed).tolist())
@@ -307,15 +307,6 @@ def _file_workload(config: SessionWorkloadConfig, file: Traced) -> SessionWorklo
     description = f"{chosen.description}; {how} sessions, lengths as {how}{delays}"
     prefixes = [session.prefix for session in chosen.sessions]
     return _workload(chosen.trace.name, _objects(chosen.arrival_s, rounds, prefixes), chosen.trace.origin, description)
-
-
-def _read_trace(card: SessionCard, config: SessionWorkloadConfig, data_dir: Path | None) -> Trace:
-    from repro.workloads.recorded import read_sessions
-
-    local = local_file(card, card.local, config.trace_path, data_dir)
-    sessions = read_sessions(local.paths[0], None if local.entry is None else local.entry.format)
-    time = "arrival_s" if any(session.arrival_s is not None for session in sessions) else None
-    return Trace(name=card.name, origin=local.origin, sessions=sessions, columns={}, unit="session", time=time)
 
 
 def _lengths(

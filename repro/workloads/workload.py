@@ -20,8 +20,8 @@ from engines.dllm.plan import Request
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range, Seed
 from repro.files import read_yaml
-from repro.workloads.card import Origin, Provenance, checksum
-from repro.workloads.dataset import DatasetCard, hub_origin, load_card, local_rows
+from repro.workloads.card import Origin, Provenance, checksum, chosen_file, embedded_origin
+from repro.workloads.dataset import DatasetCard, hub_origin, load_card
 from repro.workloads.draws import ArrivalConfig, Ints, arrival_times, derive_seed
 from repro.workloads.knobs import SourceKind, TextStyle, TimeUnit
 from repro.workloads.rounds import RecordedRound, Trace, TracedSession
@@ -218,10 +218,9 @@ def open_source(
     We drop and count rows without a prompt (failed calls, in BurstGPT). ``time_unit`` is for a table whose columns do not give the unit.
     An answer has the tokens that its request asks for, if it does.
     """
-    file, remarks = local_rows(card, kind, dataset_path, data_dir), list[str]()
+    file, remarks = chosen_file(card, kind, dataset_path, data_dir), list[str]()
     if file is None and kind != "hub":
-        origin = Origin(source="embedded", location=f"datasets/{card.name}.yaml", revision=None)
-        return Trace(name=card.name, origin=origin, sessions=(), columns={})
+        return Trace(name=card.name, origin=embedded_origin(card), sessions=(), columns={})
     from repro.workloads.dataset_rows import entry_for, hub_prompts, is_own_format, prompts_of
     from repro.workloads.table import names_in
 

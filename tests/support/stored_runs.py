@@ -16,7 +16,7 @@ from repro.reports.figures import Rendered
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.family import Validity
-from repro.runs.provenance import GitState, Timing, collect
+from repro.runs.provenance import GitState, collect
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Column, Obtained, RunRecord
 from repro.runs.store import PROVENANCE, SUFFIX, StoredRun, part_of, parts_of
 
@@ -176,8 +176,8 @@ def make_record(service_s: float = 0.75) -> RunRecord:
 
 
 def make_provenance(finished: str = "2025-01-02T03:04:05Z") -> dict[str, object]:
-    timing = Timing(started_utc="2025-01-02T03:04:00Z", finished_utc=finished, elapsed_s=5.0)
-    return collect(obtained="simulated", timing=timing, git=GitState(commit="abc", dirty=False), argv=["repro", "run"])
+    git, times = GitState(commit="abc", dirty=False), {"started_utc": "2025-01-02T03:04:00Z", "finished_utc": finished}
+    return {**collect(obtained="simulated", elapsed_s=5.0, git=git, argv=["repro", "run"]), **times}
 
 
 def whole_record(run: StoredRun) -> RunRecord:

@@ -21,7 +21,7 @@ from repro.runs import environment
 from repro.runs.clean import clean_command
 from repro.runs.environment import VARIABLES, check_instructions, instructions, settle
 from repro.runs.experiment import prepare
-from repro.runs.provenance import GitState, Timing, collect, differing_facts, git_state, machine_identity
+from repro.runs.provenance import GitState, collect, differing_facts, git_state, machine_identity
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
 
@@ -222,8 +222,7 @@ def test_provenance_names_no_machine_path_and_is_json():
     assert str(Path.home()) + "/" not in text
     assert provenance["obtained"] == "simulated"
     assert provenance["calibration"] is None
-    timing = Timing(started_utc="a", finished_utc="b", elapsed_s=0.0)
-    assert "calibration" not in collect(obtained="measured", timing=timing, argv=[])
+    assert "calibration" not in collect(obtained="measured", argv=[])
 
 
 def test_provenance_sees_a_gpu_only_where_torch_is_loaded(monkeypatch):
