@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
@@ -23,7 +23,7 @@ from typing import Annotated, Any, Protocol
 from engines.errors import RunError, UserError
 from engines.knobs import Range
 from engines.machine import delay_signals, usable_cores
-from repro.runs.cell import BASIS
+from repro.runs.cell import BASIS, Cell
 from repro.runs.experiment import Experiment
 from repro.runs.provenance import GitState, collect, utc_now, why_unshareable
 from repro.runs.record import DriveProgress, OnProgress, RunRecord
@@ -79,11 +79,9 @@ class Assignment:
 def group_repeats(experiments: Iterable[Experiment]) -> list[list[Experiment]]:
     """Groups the repeats of a cell, which differ only in their seeds and so in their requests. The process of a group reuses what a
     deployment finds out before it runs (AMPD's search simulates a dozen runs)."""
-    groups: dict[Hashable, list[Experiment]] = {}
+    groups: dict[Cell, list[Experiment]] = {}
     for experiment in experiments:
-        cell = experiment.cell
-        knobs = tuple(knob for knob in cell.knobs if knob[0] != BASIS)
-        repeated = (cell.system, cell.dataset, cell.platform, cell.executor, cell.rate, knobs)
+        repeated = replace(experiment.cell.with_seed(0).without(BASIS), figure=None)
         groups.setdefault(repeated, []).append(experiment)
     return list(groups.values())
 

@@ -62,15 +62,11 @@ class PlainSessions(Sequence[TracedSession]):
 
     def __getitem__(self, position: Any) -> Any:
         if isinstance(position, slice):
-            return tuple(self[number] for number in range(len(self))[position])
-        index = range(len(self))[position]
-        rounds = (RecordedRound(int(self.prefill[index]), int(self.decode[index])),)
-        arrival_s = None if self.arrival_s is None else float(self.arrival_s[index])
-        return TracedSession(rounds, arrival_s, where=f"{self.where} {self.numbers[index]}")
-
-    def first(self, num: int) -> "PlainSessions":
-        cut = {name: getattr(self, name)[:num] for name in ("numbers", "prefill", "decode")}
-        return replace(self, **cut, arrival_s=None if self.arrival_s is None else self.arrival_s[:num])
+            arrays = {name: value[position] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+            return replace(self, **arrays)
+        rounds = (RecordedRound(int(self.prefill[position]), int(self.decode[position])),)
+        arrival_s = None if self.arrival_s is None else float(self.arrival_s[position])
+        return TracedSession(rounds, arrival_s, where=f"{self.where} {self.numbers[position]}")
 
 
 def block_of(sessions: Sequence[TracedSession]) -> int | None:

@@ -327,7 +327,7 @@ def take(
     stamps = _stamps(trace, source) if is_replayed else None
     sessions: Sequence[TracedSession]
     if is_replayed and comes_once and isinstance(source, PlainSessions):
-        sessions = source.first(num)
+        sessions = source[:num]
     else:
         order = cycle(range(len(source))) if is_replayed else shuffled(len(source), seed, *stream, step=step)
         sessions = tuple(_until((source[index] for index in order), num, in_rounds=in_rounds))

@@ -1,23 +1,7 @@
 """Read a file of requests or sessions from any source: the content of its rows, their times, and which rows make a session.
 
-| name                              | meaning                                                                                      |
-|-----------------------------------|----------------------------------------------------------------------------------------------|
-| arrival_s, _ms, _us, _ns          | arrival time, counted from any moment; arrival_s may also hold a date and time               |
-| arrival                           | arrival time in a unit that is given separately                                              |
-| prompt_len                        | tokens of the prompt; for a later round, only the new tokens                                 |
-| context_len                       | tokens of the prompt with all that came before in its session, instead of prompt_len         |
-| prompt                            | text of the prompt, instead of its number of tokens                                          |
-| prefix_len                        | tokens in front of the prompt that prompt_len does not count                                 |
-| hash_ids                          | a number for each block of the prompt; prompts with the same first numbers begin alike       |
-| gen_length                        | tokens of the answer                                                                         |
-| session, turn                     | rows with the same session are its rounds, ordered by turn or as in the file                 |
-| id, parent                        | a row whose parent is another row's id is the next round of that row's session               |
-| delay_s, delay_ms                 | time from the row's answer to the session's next round                                       |
-| wait_s, wait_ms                   | time from the previous answer to the row's own request                                       |
-| duration_s                        | seconds that the answer took, if delays follow from times                                    |
-| rounds                            | a whole session per row: [[prompt, answer, seconds between], ...], or messages of a chat     |
-
-Files are CSV, JSON lines or one JSON array, all of which may be gzipped, or parquet. We detect the format from the content.
+``docs/using.md`` says what the columns mean. Files are CSV, JSON lines or one JSON array, all of which may be gzipped, or parquet. We detect
+the format from the content.
 """
 
 import math

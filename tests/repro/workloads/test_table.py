@@ -288,5 +288,5 @@ def test_a_part_of_a_file_read_as_arrays_has_its_lines(tmp_path):
     file = write(tmp_path / "azure.jsonl", text)
     sessions = read_trace(replace(file, time_unit="ms")).sessions
     assert isinstance(sessions, PlainSessions)
-    assert [each.where for each in sessions.first(2)] == ["azure.jsonl line 1", "azure.jsonl line 3"]
+    assert [each.where for each in sessions[:2]] == ["azure.jsonl line 1", "azure.jsonl line 3"]
     assert sessions[-1].arrival_s == 0.03
