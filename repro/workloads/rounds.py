@@ -62,7 +62,9 @@ class PlainSessions(Sequence[TracedSession]):
 
     def __getitem__(self, position: Any) -> Any:
         if isinstance(position, slice):
-            arrays = {name: value[position] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+            arrays: dict[str, Any] = {
+                name: value[position] for name, value in vars(self).items() if isinstance(value, np.ndarray)
+            }
             return replace(self, **arrays)
         rounds = (RecordedRound(int(self.prefill[position]), int(self.decode[position])),)
         arrival_s = None if self.arrival_s is None else float(self.arrival_s[position])
