@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from engines.data import open_file
 from engines.errors import UserError, require
 from engines.knobs import Checked, check_value
 from repro.files import read_yaml
+from repro.paths import DATASETS
 from repro.workloads.knobs import SourceKind
 
 Role = Literal["stated", "inferred", "assumed", "by construction"]
@@ -32,6 +33,8 @@ class LocalFile(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Card(Section):
+    folder: ClassVar[str] = ""
+    """The cards' folder below that of the data sets."""
     name: str
     title: str
     summary: str
@@ -58,8 +61,9 @@ def known_cards(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
 
 
-def load(kind: type[AnyCard], name: str, folder: Path, *, unknown: str) -> AnyCard:
+def load(kind: type[AnyCard], name: str, *, unknown: str) -> AnyCard:
     """Read the card in the file of this name; case does not matter. ``unknown`` begins the error if there is no such card."""
+    folder = DATASETS / kind.folder
     names = known_cards(folder)
     require(bool(names), f"no cards in {str(folder)!r}: install the package again, or run from a whole clone")
     require(name.lower() in names, f"{unknown}: use one of {', '.join(names)}")
@@ -189,9 +193,10 @@ def chosen_file(card: Card, source: SourceKind, name: str | None, data_dir: Path
     )
 
 
-def embedded_origin(card: Card, folder: str = "") -> "Origin":
-    """The origin of what a card's embedded generator draws. ``folder`` of the data sets holds the card."""
-    return Origin(source="embedded", location=f"datasets/{folder}{card.name}.yaml", revision=None)
+def embedded_origin(card: Card) -> Origin:
+    """The origin of what a card's embedded generator draws."""
+    location = Path("datasets", card.folder, f"{card.name}.yaml")
+    return Origin(source="embedded", location=location.as_posix(), revision=None)
 
 
 def file_digest(path: Path) -> str:

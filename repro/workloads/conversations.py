@@ -43,7 +43,6 @@ from repro.workloads.rounds import RecordedRound, TracedSession
 from repro.workloads.served import Traced, local_trace, take, take_from, trace_of
 from repro.workloads.sessions import RoundCounts, SessionWorkload, Source, draw_rounds
 
-CARDS_DIR = DATASETS / "conversations"
 SHORT, LONG = 256, 1000
 """A prompt below ``SHORT`` tokens is short (LAPS Figure 2), one above ``LONG`` is long (LAPS Figures 1 and 3)."""
 
@@ -87,6 +86,7 @@ class Bounds(Section):
 class ConversationCard(SourcedCard):
     """The card of a set of conversations. The path of its local file may be a pattern."""
 
+    folder = "conversations"
     turns: Turns
     first: PromptShares
     later: PromptShares
@@ -94,13 +94,13 @@ class ConversationCard(SourcedCard):
     bounds: Bounds
 
 
-def known_conversation_cards(cards_dir: Path = CARDS_DIR) -> tuple[str, ...]:
-    return known_cards(cards_dir)
+def known_conversation_cards() -> tuple[str, ...]:
+    return known_cards(DATASETS / ConversationCard.folder)
 
 
 @cache
-def load_conversation_card(name: str, cards_dir: Path = CARDS_DIR) -> ConversationCard:
-    return load(ConversationCard, name, cards_dir, unknown=f"dataset={name!r} is no set of conversations")
+def load_conversation_card(name: str) -> ConversationCard:
+    return load(ConversationCard, name, unknown=f"dataset={name!r} is no set of conversations")
 
 
 Tokens = Annotated[int, Range(1, 10**6)]
@@ -175,7 +175,7 @@ def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = No
     else:
         sessions = _draw_sessions(card, config)
         description = f"{card.title}: embedded generator, shares of short and long prompts met by construction{band}"
-        origin = embedded_origin(card, "conversations/")
+        origin = embedded_origin(card)
     return _workload(card.name, config, sessions, [0.0] * len(sessions), origin, description)
 
 

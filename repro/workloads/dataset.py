@@ -19,8 +19,6 @@ from repro.workloads.card import Card, LocalFile, Origin, Section, known_cards, 
 from repro.workloads.draws import LogNormalLengths
 from repro.workloads.knobs import TextStyle
 
-CARDS_DIR = DATASETS
-
 FileFormat = Literal["trace", "prompts_jsonl", "lengths_csv"]
 """trace: a table of requests, recognised by its columns; prompts_jsonl: a prompt in a named column; lengths_csv: a length in one."""
 
@@ -94,14 +92,14 @@ class DatasetCard(Card):
         return self.filter is None or record.get(self.filter.column) in self.filter.values
 
 
-def known_datasets(cards_dir: Path = CARDS_DIR) -> tuple[str, ...]:
-    return known_cards(cards_dir)
+def known_datasets() -> tuple[str, ...]:
+    return known_cards(DATASETS / DatasetCard.folder)
 
 
 @cache
-def load_card(name: str, cards_dir: Path = CARDS_DIR) -> DatasetCard:
+def load_card(name: str) -> DatasetCard:
     """Read the card of a data set; case does not matter (the paper's LiveBench is ``livebench``)."""
-    return load(DatasetCard, name, cards_dir, unknown=f"dataset={name!r} is unknown")
+    return load(DatasetCard, name, unknown=f"dataset={name!r} is unknown")
 
 
 Record = Mapping[str, str]

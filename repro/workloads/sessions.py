@@ -39,8 +39,6 @@ from repro.workloads.draws import ArrivalConfig, Floats, Ints, arrival_times, de
 from repro.workloads.rounds import MOST_DELAY_S, PlainSessions, RecordedRound, SessionFormat, TracedSession
 from repro.workloads.served import Traced, local_trace, take, take_from
 
-CARDS_DIR = DATASETS / "sessions"
-
 Lengths = Literal["per_session", "per_round"]
 """Whether the table's prefill and decode lengths are means over sessions (all tokens of a session) or over rounds."""
 Delay = Annotated[float, Range(0, MOST_DELAY_S)]
@@ -87,6 +85,7 @@ class SessionFile(LocalFile):
 
 @dataclass(frozen=True, kw_only=True)
 class SessionCard(SourcedCard):
+    folder = "sessions"
     rounds: RoundCounts
     lengths: LengthTotals
     environment: Environment
@@ -96,13 +95,13 @@ class SessionCard(SourcedCard):
     paper_sessions: Annotated[int, Range(1, 10**6)]
 
 
-def known_session_cards(cards_dir: Path = CARDS_DIR) -> tuple[str, ...]:
-    return known_cards(cards_dir)
+def known_session_cards() -> tuple[str, ...]:
+    return known_cards(DATASETS / SessionCard.folder)
 
 
 @cache
-def load_session_card(name: str, cards_dir: Path = CARDS_DIR) -> SessionCard:
-    return load(SessionCard, name, cards_dir, unknown=f"trace={name!r} is unknown")
+def load_session_card(name: str) -> SessionCard:
+    return load(SessionCard, name, unknown=f"trace={name!r} is unknown")
 
 
 Source = Literal["embedded", "local"]
@@ -188,7 +187,7 @@ def build_sessions(
             "arrivals='trace' needs a local file with an arrival_s for every session: use 'poisson'",
         )
         unit = "session" if totals.counted == "per_session" else "round"
-        origin = embedded_origin(card, "sessions/")
+        origin = embedded_origin(card)
         description = f"{card.title}: embedded generator, means per {unit} met by construction, spread assumed"
         rounds = draw_rounds(card.rounds, num, config.seed)
         arrival_s = tuple(arrival_times(config.arrivals, num, config.seed).tolist())

@@ -1,9 +1,7 @@
 """Cards of all kinds and the distributions on them, read strictly."""
 
 import math
-from collections.abc import Callable
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,18 +11,18 @@ from support.tables import data_beside
 
 from engines.errors import UserError
 from repro.paths import DATASETS
-from repro.workloads.card import Card, Section, introductions
-from repro.workloads.conversations import known_conversation_cards, load_conversation_card
-from repro.workloads.dataset import CARDS_DIR, known_datasets, load_card
+from repro.workloads.card import Card, Section, introductions, parse
+from repro.workloads.conversations import ConversationCard, known_conversation_cards, load_conversation_card
+from repro.workloads.dataset import DatasetCard, known_datasets, load_card
 from repro.workloads.draws import LogNormalLengths, derive_seed
-from repro.workloads.sessions import known_session_cards, load_session_card
+from repro.workloads.sessions import SessionCard, known_session_cards, load_session_card
 
 REFUSED = data_beside(__file__, "refused")
 
-LOADERS: dict[str, Callable[[str, Path], Card]] = {
-    "burst": load_card,
-    "sessions/gaia": load_session_card,
-    "conversations/sharegpt": load_conversation_card,
+KINDS: dict[str, type[Card]] = {
+    "burst": DatasetCard,
+    "sessions/gaia": SessionCard,
+    "conversations/sharegpt": ConversationCard,
 }
 
 
@@ -111,7 +109,7 @@ def test_log_normal_draws_stay_in_bounds_and_reach_them():
 
 
 def test_the_cards_folder_is_no_package():
-    assert not (CARDS_DIR / "__init__.py").exists(), "it would hide the Hugging Face library"
+    assert not (DATASETS / "__init__.py").exists(), "it would hide the Hugging Face library"
 
 
 @pytest.mark.parametrize("name", known_datasets())
@@ -143,7 +141,7 @@ def test_embedded_lengths_have_the_card_s_statistics(name):
         assert draws.std() == pytest.approx(stats["std"], rel=0.06)
 
 
-def test_unknown_names_list_the_known_ones(tmp_path):
+def test_unknown_names_list_the_known_ones(tmp_path, monkeypatch):
     for load, message in (
         (load_card, "dataset='x' is unknown: use one of burst, gsm8k, humaneval, livebench, osc"),
         (load_session_card, "trace='x' is unknown: use one of dureader, gaia, hotpotqa, toolbench"),
@@ -152,8 +150,10 @@ def test_unknown_names_list_the_known_ones(tmp_path):
         with pytest.raises(UserError) as caught:
             load("x")
         assert str(caught.value) == message
+    monkeypatch.setattr("repro.workloads.card.DATASETS", tmp_path)
+    for load in (load_card, load_session_card, load_conversation_card):
         with pytest.raises(UserError, match="no cards in"):
-            load("osc", tmp_path)
+            load("y")
 
 
 def raw_card(name: str) -> dict[str, Any]:
@@ -161,15 +161,13 @@ def raw_card(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "place", "value", "message"), REFUSED["cards"])
-def test_cards_are_read_strictly(name, place, value, message, tmp_path):
+def test_cards_are_read_strictly(name, place, value, message):
     raw = raw_card(name)
     *way, key = place.split(".")
     section = raw
     for each in way:
         section = section[each]
     section[key] = section[key] | value if key == "roles" and isinstance(value, dict) else value
-    path = tmp_path / f"{Path(name).name}.yaml"
-    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
     with pytest.raises(UserError) as caught:
-        LOADERS[name](path.stem, tmp_path)
+        parse(KINDS[name], raw, name)
     assert message in str(caught.value)

@@ -17,8 +17,9 @@ from support.tables import data_beside
 from engines.dllm.config import GenerationConfig
 from engines.dllm.sequence import steps_per_block
 from engines.errors import UserError
+from repro.paths import DATASETS
 from repro.workloads.card import find_data_dir
-from repro.workloads.dataset import CARDS_DIR, HubReference, known_datasets, load_card
+from repro.workloads.dataset import HubReference, known_datasets, load_card
 from repro.workloads.dataset_rows import load_hub_columns
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.table import estimate_tokens
@@ -313,7 +314,7 @@ def test_hub_without_the_library_says_what_to_install():
         "try: open_source(card, 'hub')\n"
         "except UserError as error: print(error)"
     )
-    root = CARDS_DIR.parent
+    root = DATASETS.parent
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert "pip install 'datasets>=3.0', or use source='auto'" in done.stdout
 
