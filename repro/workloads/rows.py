@@ -31,7 +31,7 @@ _CHUNK = 1 << 20
 _LONGEST_LINE = 64 << 20
 """The most characters of a line."""
 _WHOLE = re.compile(r"\s*[+-]?\d{1,18}\s*", re.ASCII)
-NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?\s*", re.ASCII)
+_NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?\s*", re.ASCII)
 _GROUPED = re.compile(r"\s*\d{1,3}(,\d{3})+(\.\d+)?\s*", re.ASCII)
 _SEPARATORS = (",", ";", "\t")
 _BLANKS = re.compile(r"\s*")
@@ -130,7 +130,7 @@ def _number(value: object) -> int | float | None:
             return int(value)
         if _WHOLE.fullmatch(value):
             return int(value)
-        if NUMBER.fullmatch(value) is None:
+        if _NUMBER.fullmatch(value) is None:
             return None
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
@@ -206,15 +206,15 @@ def first_line(path: Path) -> str:
 
 def header_of(path: Path) -> tuple[str, ...]:
     """Read the names of a CSV file's columns."""
-    try:
-        return _header(path.name, first_line(path))[0]
-    except csv.Error as error:
-        raise UserError(f"{path.name} is no table ({error}): give CSV, JSON lines or parquet") from error
+    return _header(path.name, first_line(path))[0]
 
 
 def _header(name: str, line: str) -> tuple[tuple[str, ...], str]:
     """The names, and their separator: the comma, or a semicolon or tab if it makes more columns."""
-    cells = {mark: next(csv.reader([line], delimiter=mark), []) for mark in _SEPARATORS}
+    try:
+        cells = {mark: next(csv.reader([line], delimiter=mark), []) for mark in _SEPARATORS}
+    except csv.Error as error:
+        raise UserError(f"{name} is no table ({error}): give CSV, JSON lines or parquet") from error
     mark = max(_SEPARATORS, key=lambda each: len(cells[each]))
     names = tuple(cell.strip().lstrip("\ufeff") for cell in cells[mark])
     _check_distinct(f"{name} line 1", names)
@@ -229,24 +229,22 @@ def _check_distinct(location: str, names: Sequence[str]) -> None:
 
 def csv_rows(path: Path, *columns: str) -> Iterator[Row]:
     """Read these columns of every line; there may be more. Cells have the header's separator: commas, semicolons or tabs."""
-    number, lines, name = 0, _lines(path), path.name
-    for line in lines:
+    number, line, lines, name = 0, "", _lines(path), path.name
+    while not line.strip() and (line := next(lines, "")):
         number += 1
-        if line.strip():
-            header, mark = _header(name, line.strip(" \r\n\f\v"))
-            break
+    header, mark = _header(name, line.strip(" \r\n\f\v"))
     for column in columns:
         if column not in header:
             names = ", ".join(header) or "none"
             raise bad_field(f"{name} line {number}", column, None, f"column missing, the file has {names}")
     picked = [(column, header.index(column)) for column in columns]
-    header_number, num_named = number, len(header)
+    num_named = len(header)
     while num_named and not header[num_named - 1]:
         num_named -= 1
     reader = csv.reader(lines, delimiter=mark)
     try:
         for cells in reader:
-            location = f"{name} line {header_number + reader.line_num}"
+            location = f"{name} line {number + reader.line_num}"
             # A separator at the end of a line or of the header makes no column.
             if num_named <= len(cells) and not any(cell.strip() for cell in cells[len(header) :]):
                 yield Row(location, {column: cells[index] for column, index in picked})
@@ -255,7 +253,7 @@ def csv_rows(path: Path, *columns: str) -> Iterator[Row]:
                 fix = f"the line has {len(cells)} cells, the header {len(header)}"
                 raise bad_field(location, field, mark.join(cells), fix)
     except csv.Error as error:
-        raise _unreadable(f"{name} line {header_number + reader.line_num}", error) from error
+        raise _unreadable(f"{name} line {number + reader.line_num}", error) from error
 
 
 def json_rows(path: Path) -> Iterator[Row]:
