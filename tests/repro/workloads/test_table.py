@@ -255,12 +255,13 @@ def test_reading_leaves_the_collector_of_garbage_as_it_was(tmp_path):
 @given(
     rows=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 40), st.integers(0, 9)), min_size=1, max_size=6),
     form=st.sampled_from(["csv", "jsonl", "fractions.jsonl", "json"]),
+    start_ms=st.sampled_from([0, 1_700_000_000_000]),
 )
-def test_rows_of_numbers_read_as_arrays_are_what_they_are_as_objects(tmp_path_factory, rows, form):
+def test_rows_of_numbers_read_as_arrays_are_what_they_are_as_objects(tmp_path_factory, rows, form, start_ms):
     """Rows without a prompt or an answer are left out, and times may fall: then both read objects."""
     step = 4 if "fractions" in form else 1
     names = ("arrival_ms", "prompt_len", "gen_length")
-    table = [(stamp / step if step > 1 else stamp, prompt, answer) for stamp, prompt, answer in rows]
+    table = [(start_ms + (stamp / step if step > 1 else stamp), prompt, answer) for stamp, prompt, answer in rows]
     lines = json_lines(*names, rows=table)
     text = csv_text(names, table) if form == "csv" else lines
     text = f"[{','.join(lines.splitlines())}]" if form == "json" else text
