@@ -1,7 +1,7 @@
 """Import result files of other load generators as runs against an endpoint, so that ``compare`` and ``export`` can use them.
 
-Each reader takes the times and counts of single requests, from which we compute our metrics, and never a tool's own summary. No tool says
-when a request was due, so all times count from sending. An answer ends with its last token, if the tool records that."""
+Each reader takes the times and counts of single requests, from which we compute our metrics, and never a tool's own summary. Times
+count from sending, unless the tool says when a request was due. An answer ends with its last token, if the tool records that."""
 
 import hashlib
 import json
@@ -44,12 +44,22 @@ class Answer:
     error: str | None = None
     is_cut: bool = False
     """Whether the tool ended its run before the answer, which it then leaves out of its numbers."""
+    due_s: float | None = None
+    """When the request was due; None if the tool does not say."""
+
+    @property
+    def begun_s(self) -> float:
+        """The time from which its times count."""
+        return self.sent_s if self.due_s is None else min(self.due_s, self.sent_s)
 
 
 Reader = Callable[[Any], list[Answer]]
 
 
 def _times(ttft: float, gaps: Sequence[float], sent_s: float) -> list[float]:
+    """Return when pieces came: none if the time to the first is 0, which SGLang's tool writes of an answer without text."""
+    if ttft == 0:
+        return []
     return [*accumulate((ttft, *gaps), initial=sent_s)][1:]
 
 
@@ -77,7 +87,7 @@ def _sglang(result: Mapping[str, Any]) -> list[Answer]:
         pieces = _times(ttft, gaps, sent)
         answers.append(Answer(sent_s=sent, pieces_s=pieces, prompt_len=prompt, output_len=output, error=_line(error)))
     delay = max(0.0, float(result["duration"]) - max(free))
-    last = max(range(len(answers)), key=lambda place: answers[place].pieces_s[-1])
+    last = max(range(len(answers)), key=lambda place: [*answers[place].pieces_s[-1:]])
     answer = answers[last]
     stamps = [stamp + delay for stamp in answer.pieces_s]
     answers[last] = replace(answer, sent_s=answer.sent_s + delay, pieces_s=stamps)
@@ -120,6 +130,8 @@ _NOT_STREAMED = "an answer was not streamed, so nobody knows when its first toke
 def _guidellm(result: Mapping[str, Any]) -> list[Answer]:
     """Read the JSON of one benchmark. Its latency ends with the stream, so we find the last token's time from the mean gap."""
     (benchmark,) = result["benchmarks"]
+    # In a closed loop it takes the end of an answer for the time at which the next request is due, and has no such metric.
+    is_open = (benchmark.get("metrics") or {}).get("request_scheduled_latency") is not None
     answers = []
     for request in benchmark["requests"]["successful"]:
         sent, num = request["request_start_time"], request["output_tokens"]
@@ -133,6 +145,7 @@ def _guidellm(result: Mapping[str, Any]) -> list[Answer]:
                 prompt_len=request["prompt_tokens"],
                 output_len=num,
                 has_all=False,
+                due_s=_due_of(request["info"]["timings"]) if is_open else None,
             )
         )
     for request in benchmark["requests"]["errored"]:
@@ -143,6 +156,11 @@ def _guidellm(result: Mapping[str, Any]) -> list[Answer]:
         )
     cut = Answer(sent_s=0.0, pieces_s=[], prompt_len=0, output_len=0, is_cut=True)
     return answers + [cut] * len(benchmark["requests"].get("incomplete") or ())
+
+
+def _due_of(timings: Mapping[str, Any]) -> float:
+    """Return when GuideLLM should have sent a request: at its scheduled time, but not before the turn before it was answered."""
+    return max(timings["targeted_start"], timings["predecessor_completed"] or 0.0)
 
 
 def _aiperf(requests: Sequence[Mapping[str, Any]]) -> list[Answer]:
@@ -239,12 +257,12 @@ def _answers_of(tool: str, benchmark: Any, path: Path) -> list[Answer]:
         ) from error
     require(_whole(answers) != [], f"file={str(path)!r} holds no request: give a file with some")
     checked = [_checked(f"file={str(path)!r}, request {n}:", answer) for n, answer in enumerate(answers, start=1)]
-    return sorted(checked, key=lambda answer: answer.sent_s)
+    return sorted(checked, key=lambda answer: answer.begun_s)
 
 
 def _checked(request: str, answer: Answer) -> Answer:
     """Return the answer with whole counts of tokens. Raises UserError for a time or a count that is no finite number."""
-    times = [stamp for stamp in (answer.sent_s, *answer.pieces_s) if not _is_finite(stamp)]
+    times = [stamp for stamp in (answer.begun_s, answer.sent_s, *answer.pieces_s) if not _is_finite(stamp)]
     require(not times, f"{request} one of its times is {times[:1]}, no finite number: take the request out")
     for name, value in (("prompt_len", answer.prompt_len), ("output_len", answer.output_len)):
         is_count = _is_finite(value) and value >= 0 and value == int(value)
@@ -266,7 +284,7 @@ def _read_json_lines(path: Path, text: str) -> list[Any]:
 def record_of(tool: str, answers: Sequence[Answer]) -> RunRecord:
     """Return the record of a run against an endpoint, as far as the tool's file goes."""
     warnings, answers = [*_warnings(tool, answers)], _whole(answers)
-    start = answers[0].sent_s
+    start = answers[0].begun_s
     exchanges = [_exchange(number, answer, start) for number, answer in enumerate(answers)]
     tables = tables_of(exchanges)
     requests = tables["requests"]
@@ -295,7 +313,10 @@ def _whole(answers: Sequence[Answer]) -> list[Answer]:
 
 
 def _warnings(tool: str, answers: Sequence[Answer]) -> Iterator[str]:
-    yield f"imported of {tool}: times count from sending, since its file does not say when requests were due"
+    if any(answer.due_s is not None for answer in answers):
+        yield f"imported of {tool}: times count from when requests were due, its own but request_scheduled_latency from sending"
+    else:
+        yield f"imported of {tool}: times count from sending, since its file does not say when requests were due"
     if tool == "sglang":
         yield "its file has no times of sending: only lengths of answers and of the whole run are its own"
         yield "its tokens are those that were asked for, unless the server sends usage with every event"
@@ -328,7 +349,8 @@ def _has_unknown_tokens(answer: Answer) -> bool:
 
 
 def _exchange(number: int, answer: Answer, start: float) -> Exchange:
-    sent, is_ok = answer.sent_s - start, answer.error is None and answer.output_len > 0 < len(answer.pieces_s)
+    due, sent = answer.begun_s - start, answer.sent_s - start
+    is_ok = answer.error is None and answer.output_len > 0 < len(answer.pieces_s)
     pieces = [stamp - start for stamp in answer.pieces_s]
     reply = Reply(
         chunks_s=pieces,
@@ -341,12 +363,12 @@ def _exchange(number: int, answer: Answer, start: float) -> Exchange:
     return Exchange(
         session_id=number,
         turn=0,
-        due_s=sent,
+        due_s=due,
         queued_s=sent,
         sent_s=sent,
         ended_s=pieces[-1] if is_ok else None,
         reply=reply if is_ok else None,
-        error=None if is_ok else answer.error or "no answer",
+        error=None if is_ok else answer.error or "the tool saw no token of its answer",
     )
 
 

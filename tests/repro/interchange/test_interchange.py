@@ -80,6 +80,45 @@ def test_what_was_recorded_gives_what_the_tool_says(tmp_path):
     assert summary["e2el_s"]["mean"] < theirs["request_latency"]
 
 
+def test_times_of_an_open_loop_count_from_when_requests_were_due(tmp_path):
+    """GuideLLM tells that of every request, and takes it for a measure only where a schedule set it."""
+    told = json.loads((FILES / "guidellm.json").read_text())
+    (benchmark,) = told["benchmarks"]
+    requests = benchmark["requests"]["successful"]
+    for request in requests:
+        timings = {"targeted_start": request["request_start_time"] - 0.25, "predecessor_completed": None}
+        request["info"] = {"timings": timings}
+    # A turn is not due before the answer to the turn before it.
+    timings["predecessor_completed"] = requests[-1]["request_start_time"]
+    (tmp_path / "closed.json").write_text(json.dumps(told))
+    benchmark["metrics"]["request_scheduled_latency"] = {}
+    (tmp_path / "open.json").write_text(json.dumps(told))
+    names = (FILES / "guidellm.json", tmp_path / "closed.json", tmp_path / "open.json")
+    sent, closed, opened = (import_file(path, Store(tmp_path), dataset="d", platform="p")[0] for path in names)
+    assert closed.summary == sent.summary
+    later = 0.25 * (len(requests) - 1) / len(requests)
+    for name in ("ttft_s", "e2el_s"):
+        assert opened.summary[name]["mean"] == pytest.approx(sent.summary[name]["mean"] + later)
+    assert opened.summary["ttft_sent_s"]["mean"] == pytest.approx(sent.summary["ttft_s"]["mean"])
+    assert "times count from when requests were due" in str(opened.validity.warnings)
+    assert "late by the harness" in str(opened.validity.reasons)
+
+
+def test_an_answer_that_its_tool_saw_no_token_of_has_no_time(tmp_path):
+    """SGLang's tool writes 0 for the first token of an answer without text."""
+    path = written("sglang", tmp_path)
+    told = json.loads(path.read_text())
+    told["ttfts"][3], told["itls"][3] = 0.0, []
+    path.write_text(json.dumps(told))
+    (run,) = import_file(path, Store(tmp_path / "runs"), dataset="d", platform="p")
+    assert run.summary["ttft_s"]["mean"] == pytest.approx(TTFT)
+    assert "1 of 10 requests failed, the first with: the tool saw no token" in str(run.validity.reasons)
+    told["ttfts"], told["itls"] = [0.0] * 10, [[]] * 10
+    path.write_text(json.dumps(told))
+    (run,) = import_file(path, Store(tmp_path / "none"), dataset="d", platform="p")
+    assert run.summary["num_requests"]["failed"] == 10
+
+
 @pytest.mark.parametrize(
     ("file", "latency_ms", "tokens_s"),
     [("aiperf.jsonl", 1076.8666916666666, 42.25506272695804), ("vllm.json", 1187.3165458333308, 26.746114241951194)],
