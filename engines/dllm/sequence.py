@@ -361,16 +361,17 @@ class Coming:
     """Sums over requests of what they take in the coming steps, by kind and by number of step."""
 
     def __init__(self, num_kinds: int) -> None:
-        self._sums: Tokens = np.zeros((num_kinds, 256), dtype=np.int64)
+        self._num_kinds = num_kinds
+        self._sums: Tokens
         self._first: int | None = None
 
     def add(self, number: int, totals: Tokens) -> None:
         """Add a request's ``totals`` [kinds, steps] from step ``number`` on; sums of earlier steps may be forgotten."""
         if self._first is None:
-            self._first = number
+            self._first, self._sums = number, np.zeros((self._num_kinds, 256), dtype=np.int64)
         start, num_steps = number - self._first, totals.shape[1]
         if start + num_steps > self._sums.shape[1]:
-            zeros = np.zeros((len(self._sums), 256 + num_steps), dtype=np.int64)
+            zeros = np.zeros((self._num_kinds, 256 + num_steps), dtype=np.int64)
             self._sums = np.concatenate((self._sums[:, start:], zeros), axis=1)
             self._first, start = number, 0
         self._sums[:, start : start + num_steps] += totals

@@ -6,7 +6,6 @@ leaves room for it. A padded batch takes the same memory for each member; the gu
 line misses.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -123,10 +122,9 @@ class StaticBatchScheduler(Scheduler):
             members.append(sequence)
             phases = long
         slab = max(sequence.kv_rows for sequence in members)
-        member_ids = {sequence.request.request_id for sequence in members}
-        self.waiting = deque(sequence for sequence in self.waiting if sequence.request.request_id not in member_ids)
         self.running = members
         for sequence in members:
+            self.waiting.remove(sequence)
             sequence.kv_rows = slab
             reserved = self._reserve(sequence)
             assert reserved, "an empty pool holds the slabs just counted"

@@ -320,26 +320,32 @@ class EngineLog(RequestLog):
         self._times = array("d")
         """Number, start, end and duration of one step after the other."""
         named = [[_LENGTHS.get(name, name) for name in kind._fields] for kind in (PlanFacts, StepChanges)]
-        self._shared = (
-            _StepColumns(named[0], _lengths_of),
-            _StepColumns(named[1], _lengths_of),
-            _StepColumns(Occupancy._fields, tuple),
-            _StepColumns(_OUTCOME, _results),
-        )
+        self._plans = _StepColumns(named[0], _lengths_of)
+        self._changes = _StepColumns(named[1], _lengths_of)
+        self._occupancies = _StepColumns(Occupancy._fields, tuple)
+        self._outcomes = _StepColumns(_OUTCOME, _results)
         self._parts: dict[int, Mapping[str, float]] = {}
         """Seconds of each part of the profiled steps, by step number."""
 
     def stamp(self, step: StepRecord, start: float, end: float) -> None:
-        number, duration_s, plan, outcome, done, occupancy = step
-        self._times.extend((number, start, end, duration_s))
-        for columns, value in zip(self._shared, (plan, done, occupancy, outcome), strict=True):
-            if value is not columns.last:
-                columns.add(self._num_steps, value)
+        index, (number, duration_s, plan, outcome, done, occupancy) = self._num_steps, step
         self._num_steps += 1
-        if outcome.parts is not None:
-            self._parts[number] = outcome.parts
-        for request_id in plan.admitted:
-            self.set_once("admitted_s", request_id, start)
+        self._times.extend((number, start, end, duration_s))
+        if outcome is not self._outcomes.last:
+            self._outcomes.add(index, outcome)
+            if outcome.parts is not None:
+                self._parts[number] = outcome.parts
+        if occupancy is not self._occupancies.last:
+            self._occupancies.add(index, occupancy)
+        if plan is not self._plans.last:
+            self._plans.add(index, plan)
+            for request_id in plan.admitted:
+                self.set_once("admitted_s", request_id, start)
+        if done is not self._changes.last:
+            self._changes.add(index, done)
+            self._change(done, end)
+
+    def _change(self, done: StepChanges, end: float) -> None:
         for request_id in done.first_block:
             self.set_once("first_output_s", request_id, end)
         for request_id in done.finished:
@@ -353,7 +359,7 @@ class EngineLog(RequestLog):
         number, start, end, duration_s = np.frombuffer(self._times).reshape(-1, 4).T.copy()
         columns = {"step": Values(number.astype(np.int64))}
         columns |= {"start_s": Values(start), "end_s": Values(end), "duration_s": Values(duration_s)}
-        for shared in self._shared:
+        for shared in (self._plans, self._changes, self._occupancies, self._outcomes):
             columns |= shared.columns(self._num_steps)
         parts = self._parts | {number: times.parts for number, times in timed.items()}
         if timed:
