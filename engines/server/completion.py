@@ -245,9 +245,12 @@ class Completion:
 
     @cached_property
     def _seed(self) -> int:
-        """The request's seed. If it asks for none, or for -1 as in vLLM, we draw a new one for every request, as OpenAI does."""
+        """The request's seed. If it asks for none, or for -1 as in vLLM, we draw a new one for every request, as OpenAI does. With a
+        temperature of 0 it is 0: such a request wants the same answer each time, and a canvas is drawn at any temperature."""
         seed = self._body.seed
-        return secrets.randbelow(SEEDS) if seed is None or seed == -1 else seed
+        if seed is not None and seed != -1:
+            return seed
+        return 0 if self._body.temperature == 0 else secrets.randbelow(SEEDS)
 
     def _check_texts(self) -> int:
         """Return the bytes of all texts to tokenize. Raises ApiError for a prompt that is too long whatever its tokens are."""

@@ -87,6 +87,9 @@ def test_several_prompts_get_n_answers_each_by_their_seeds(server):
     same, other = (ask(server.port, COMPLETIONS, body(seed=seed)).body["choices"][0]["text"] for seed in (-5, -4))
     assert same != other
     assert ask(server.port, COMPLETIONS, body(seed=-5)).body["choices"][0]["text"] == same
+    for seed in (None, -1):
+        said = ask(server.port, COMPLETIONS, body("ab", seed=seed, temperature=0)).body
+        assert said["choices"][0]["text"] == text_of("ab"), "the same each time"
 
 
 def test_a_stream_is_the_whole_answer_in_block_order(server):
