@@ -2,7 +2,7 @@
 
 The digest of code covers the code that all runs share, the folders of the run's family, and those of the modules that its deployment
 names. A plug-in adds the folder of its package, or the Python files beside its own file, and the inputs that it declares in ``reads``.
-Comments and blank lines do not count. Libraries do not count either: a run's provenance names them.
+Comments do not count. Libraries do not count either: a run's provenance names them.
 """
 
 import ast
@@ -21,10 +21,7 @@ from functools import cache
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from io import BytesIO
 from pathlib import Path
-from token import COMMENT, NL, tok_name
-from tokenize import TokenError, tokenize
 from typing import Any
 
 from engines.cache import cached_result
@@ -49,6 +46,16 @@ MOST_BYTES = 10**7
 
 _HOME = Path(__file__).resolve().parents[2]
 _SOURCES = frozenset({".py", ".yaml", ".json", ".csv", ".lua", ".cpp", ".hpp"})
+_STRING = rb'"""(?:[^\\]|\\.)*?"""|\'\'\'(?:[^\\]|\\.)*?\'\'\'|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\''
+_FIELD = rb"\{(?!\{)(?:[^{}\"'\n]|" + _STRING + rb"|\{[^{}\n]*\})*\}"
+_FORMATTED = (
+    rb"[fF][rR]?(?:\"(?!\"\")(?:[^\\\"\n{]|\\.|\{\{|" + _FIELD + rb")*\""
+    rb"|'(?!'')(?:[^\\'\n{]|\\.|\{\{|" + _FIELD + rb")*')"
+)
+"""An f-string of one line. Since Python 3.12, expressions in its braces may contain the string's own quotes."""
+_LINE_END = rb"[ \t]*(?:#[^\n]*)?\n"
+_COMMENT = re.compile(rb"(" + _FORMATTED + rb"|" + _STRING + rb")|(" + _LINE_END + rb")+|[ \t]*#[^\n]*", re.DOTALL)
+"""Matches a string, which is kept; a run of line ends with blank lines and comments, which becomes one line end; or a last comment."""
 _YAML_COMMENT = re.compile(rb"^[ \t]*#[^\n]*\n", re.MULTILINE)
 
 
@@ -122,10 +129,10 @@ def _folder_digest(name: str) -> str:
         files = [path] if path.is_file() else list(files_below(path))
     sources = sorted(file for file in files if file.suffix in _SOURCES)
     contents = (part for file in sources for part in (file.name.encode(), file.read_bytes()))
-    # Removing comments takes far longer than reading, so the digest is cached by the files' content.
+    # Removing comments takes a hundred times as long as reading, so the digest is cached by the files' content.
     return cached_result(
         "code",
-        (_YAML_COMMENT.pattern, platform.python_version().encode(), *contents),
+        (_COMMENT.pattern, _YAML_COMMENT.pattern, *contents),
         lambda: _digest(part for file in sources for part in (file.name.encode(), without_comments(file))).encode(),
     ).decode()
 
@@ -139,18 +146,17 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 def without_comments(file: Path) -> bytes:
-    """A file's content without comments: the tokens of Python, and YAML without lines of comments."""
+    """A file's content, without comments in Python and without comment lines in YAML."""
     content = file.read_bytes()
-    if file.suffix == ".yaml":
-        return _YAML_COMMENT.sub(b"", content)
-    if file.suffix != ".py":
-        return content
-    try:
-        tokens = [token for token in tokenize(BytesIO(content).readline) if token.type not in (COMMENT, NL)]
-    except (SyntaxError, TokenError, UnicodeDecodeError):
-        return content
-    # The end of an indented block has no text of its own.
-    return " ".join(token.string or tok_name[token.type] for token in tokens).encode()
+    if file.suffix == ".py":
+        return _COMMENT.sub(_without_comment, content).strip()
+    return _YAML_COMMENT.sub(b"", content) if file.suffix == ".yaml" else content
+
+
+def _without_comment(match: re.Match[bytes]) -> bytes:
+    if match[1] is not None:
+        return match[1]
+    return b"" if match[2] is None else b"\n"
 
 
 # -- of plug-ins --------------------------------------------------------------------------------------------
