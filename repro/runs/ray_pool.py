@@ -113,13 +113,10 @@ def ray_env(environment: Mapping[str, str]) -> dict[str, str]:
     """Environment variables for workers: REPRO_* and those that decide numbers. Secrets are left out, because Ray shows variables to anyone
     who can see the cluster. LD_PRELOAD is left out, because each machine has its own. Folders become absolute, because workers have another
     working directory."""
-    env = {
-        name: value
+    return {
+        name: str(Path(value).resolve()) if name.endswith("_DIR") and value else value
         for name, value in environment.items()
         if name.startswith("REPRO_") or (is_numeric(name) and name != "LD_PRELOAD" and not is_secret(name))
-    }
-    return {
-        name: str(Path(value).resolve()) if name.endswith("_DIR") and value else value for name, value in env.items()
     }
 
 
