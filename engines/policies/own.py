@@ -78,7 +78,7 @@ class Plugin:
         return knobs_of_policy(self.target)
 
     def make(self, **offered: Any) -> Any:
-        """Make the policy for a run. If it raises, a RunError names the policy."""
+        """Make the policy for a run with those of ``offered`` that its kind may take. If it raises, a RunError names the policy."""
         return self._with_knobs(ask(self.target, **self._arguments(offered)))
 
     def make_checked(self, **offered: Any) -> Any:
@@ -109,7 +109,8 @@ class Plugin:
 
     def _arguments(self, offered: Mapping[str, Any]) -> dict[str, Any]:
         # Copies, because other systems' runs, and the verdict on its own, depend on the shared objects.
-        arguments = {name: deepcopy(offered[name]) for name in accepted_arguments(self.target, *offered)}
+        names = (name for name in self.kind.offered if name in offered)
+        arguments = {name: deepcopy(offered[name]) for name in accepted_arguments(self.target, *names)}
         settings = settings_of(self.target)
         if settings is not None and settings is not self.target:
             arguments["own"] = with_knobs(settings(), self._own_values)

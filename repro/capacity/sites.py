@@ -284,7 +284,7 @@ class ClusterSite(Site):
 
     @property
     def obtained(self) -> Obtained:
-        return self._settings.charged.obtained
+        return self._settings.obtained
 
     @cached_property
     def _degrees(self) -> tuple[int, ...]:

@@ -24,12 +24,12 @@ from engines.cluster.simulation import Cluster, StopRule
 from engines.errors import require
 from engines.knobs import Checked, Range, conditions_of, knobs_of
 from engines.policies.batching import LateShare
-from engines.policies.own import BINDER, QUEUE, ROUTER, Kind, Plugin, check_replaced, plugins_in
+from engines.policies.own import BINDER, QUEUE, ROUTER
 from engines.policies.views import NO_OBJECTIVE_S, PrefillTask, WorkerSnapshot
 from repro.families.cluster.ampd_record import AR, tables_of
 from repro.families.cluster.ampd_settings import ClusterKnobs, ClusterSettings, Ground, resolve, sessions_of
 from repro.families.cluster.deployments import PLANNER, SEARCH, best_plans, parse_deployment, replicated, splits
-from repro.families.cluster.system import PolicyDeployment, PolicySystem
+from repro.families.cluster.system import PolicyDeployment, PolicySystem, user_policies
 from repro.families.cost import DECODES, PREFILLS, Phase
 from repro.families.platforms import ArPart, Platform, platform
 from repro.runs.cell import Cell, Scalar
@@ -43,7 +43,7 @@ from repro.workloads.sessions import SessionWorkload
 POLICIES = (ROUTER, BINDER, QUEUE)
 RAN = ("scheduling", "max_num_batched_tokens", "max_num_seqs", "balance", "dispatch", "conditional", "prefix_cache")
 """Knobs of systems whose values tables list for each run."""
-_REPLACED = {
+REPLACED = {
     "router": (*knobs_of(RoutingConfig), "adaptive_routing", "dispatch"),
     "queue": ("prefill_reordering", "queue_order", "w", *knobs_of(LateShare)),
 }
@@ -60,26 +60,19 @@ class ClusterPolicies:
     """Your own order of waiting prefills as module:NAME: a PrefillQueue, made for every worker. It can take slo."""
 
 
-def own_policies(knobs: Mapping[str, Any], kinds: tuple[Kind, ...] = POLICIES) -> dict[str, Plugin]:
-    """A user's policies by kind. Raises UserError for knobs of the policies that they replace."""
-    policies = plugins_in(knobs, kinds)
-    check_replaced(policies, _REPLACED, knobs)
-    return policies
-
-
-Build = Callable[[ClusterSettings, Deployment], Cluster]
 _MOST_LIVE_SESSIONS = 20_000
 """With more live sessions than this, arrivals outrun the cluster. We then give the run up, and its record says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterDeployment(PolicyDeployment[Build, ClusterSettings]):
+class ClusterDeployment(PolicyDeployment[ClusterSettings]):
     """A system on a cluster, for one cell. It plans only when it runs: planning may need simulations, which the seeds of a cell share."""
 
-    is_disaggregated: bool
-    how: str
-    """planner, search, or a deployment as text."""
-    seed: int
+    @property
+    def how(self) -> str:
+        """planner, search, or a deployment as text."""
+        default: str = self.system.deployment
+        return default if self.settings.knobs.deployment is None else self.settings.knobs.deployment
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -87,67 +80,65 @@ class ClusterDeployment(PolicyDeployment[Build, ClusterSettings]):
 
     def check(self) -> None:
         """Raise UserError for a deployment that cannot exist, without planning one."""
-        settings, ground = self.settings, self.settings.ground
-        if self.how not in (PLANNER, SEARCH):
-            deployment = parse_deployment(self.how)
+        settings, ground, how = self.settings, self.settings.ground, self.how
+        name, is_disaggregated = self.system.name, self.system.is_disaggregated
+        degrees = ground.hardware.degrees()
+        smallest = min(degrees)
+        if how in (PLANNER, SEARCH):
             require(
-                bool(deployment.prefill) or not self.is_disaggregated,
-                f"deployment={self.how!r} has no prefill workers, which system={self.system!r} needs: write P:TP4x2 D:TP8x1",
+                how == SEARCH or is_disaggregated,
+                f"deployment={PLANNER!r} plans prefill and decode workers and system={name!r} has none apart: use "
+                f"{SEARCH}, or write TP8x2",
+            )
+            # Any deployment will do, so that wrong options show now.
+            deployment = Deployment.colocated(smallest, 1)
+            if is_disaggregated:
+                deployment = Deployment.disaggregated(smallest, 1, smallest, 1)
+            require(
+                ground.num_gpus >= deployment.gpus,
+                f"num_gpus={ground.num_gpus} do not hold {settings.model}, which takes {deployment.gpus} GPUs of "
+                f"{settings.platform.gpu} here: give more",
+            )
+        else:
+            deployment = parse_deployment(how)
+            require(
+                bool(deployment.prefill) or not is_disaggregated,
+                f"deployment={how!r} has no prefill workers, which system={name!r} needs: write P:TP4x2 D:TP8x1",
             )
             require(
-                not deployment.prefill or self.is_disaggregated,
-                f"deployment={self.how!r} has prefill workers and system={self.system!r} is co-located: write TP8x2",
+                not deployment.prefill or is_disaggregated,
+                f"deployment={how!r} has prefill workers and system={name!r} is co-located: write TP8x2",
             )
             require(
                 deployment.gpus <= ground.num_gpus,
-                f"deployment={self.how!r} takes {deployment.gpus} GPUs and num_gpus={ground.num_gpus}: give it fewer or "
-                f"them more",
+                f"deployment={how!r} takes {deployment.gpus} GPUs and num_gpus={ground.num_gpus}: give it fewer or them more",
             )
-            self.build(settings, deployment)
-            degrees = ground.hardware.degrees()
             for pool in (*deployment.prefill, *deployment.decode):
                 require(
                     pool.degree in degrees,
-                    f"deployment={self.how!r} has workers of {pool.degree} GPUs: use degrees of {', '.join(map(str, degrees))}",
+                    f"deployment={how!r} has workers of {pool.degree} GPUs: use degrees of {', '.join(map(str, degrees))}",
                 )
-            return
-        require(
-            self.how == SEARCH or self.is_disaggregated,
-            f"deployment={PLANNER!r} plans prefill and decode workers and system={self.system!r} has none apart: use "
-            f"{SEARCH}, or write TP8x2",
-        )
-        smallest = min(ground.hardware.degrees())
-        need = smallest * (2 if self.is_disaggregated else 1)
-        require(
-            ground.num_gpus >= need,
-            f"num_gpus={ground.num_gpus} do not hold {settings.model}, which takes {need} GPUs of "
-            f"{settings.platform.gpu} here: give more",
-        )
-        # Build any deployment, so that wrong options show now.
-        example = (
-            Deployment.disaggregated(smallest, 1, smallest, 1)
-            if self.is_disaggregated
-            else Deployment.colocated(smallest, 1)
-        )
-        self.build(settings, example)
+        self.build(settings, deployment)
 
     def cluster(self) -> Cluster:
-        ground = self.settings.ground
+        settings = self.settings
         if self.how == PLANNER:
-            (best,) = best_plans(ground, self.settings.planning_rate)
-        deployment = best.deployment if self.how == PLANNER else parse_deployment(self.how)
-        return self.build(self.settings, deployment)
+            (best,) = best_plans(settings.ground, settings.planning_rate)
+        cluster: Cluster = self.build(settings, best.deployment if self.how == PLANNER else parse_deployment(self.how))
+        return cluster
 
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
         settings, ground, cluster = self.settings, self.settings.ground, self.cluster()
         run = cluster.simulate(
-            OpenLoop(sessions=workload.sessions), seed=self.seed, stop=StopRule(max_live_sessions=_MOST_LIVE_SESSIONS)
+            OpenLoop(sessions=workload.sessions),
+            seed=self.cell.seed,
+            stop=StopRule(max_live_sessions=_MOST_LIVE_SESSIONS),
         )
         facts = {
             "ran": {"model": settings.model, "deployment": str(cluster.deployment), **_steps_of(settings)},
             "deployment": str(cluster.deployment),
             "planned_for": settings.planning_rate if self.how == PLANNER else None,
-            "options": dict(self.options),
+            "options": self.options,
             "num_gpus": ground.num_gpus,
             "gpus_used": cluster.deployment.gpus,
             "slo": {
@@ -157,7 +148,7 @@ class ClusterDeployment(PolicyDeployment[Build, ClusterSettings]):
             "attainment_reading": str(ground.reading),
             "constants": ground.hardware.constants.name,
             "performance_model_error": ground.performance.max_error,
-            "is_transient": settings.is_transient,
+            "is_transient": settings.knobs.transient,
             **_estimates(settings, run),
             **run.facts,
             **prefix_facts(settings, workload, run),
@@ -190,7 +181,7 @@ def _estimates(settings: ClusterSettings, run: ClusterRun) -> dict[str, Any]:
     history, tokens = (np.asarray(run.tasks[name], dtype=np.int64) for name in ("history", "tokens"))
     pairs = float((tokens * (history + 0.5 * (tokens + 1))).max()) if len(tokens) else 0.0
     context = max(map(sum, rows_of(run.sessions, "prefill_tokens", "decode_tokens")), default=0)
-    return settings.charged.estimates(hardware.gpu, hardware.shape, seconds, pairs, context)
+    return settings.knobs.charged.estimates(hardware.gpu, hardware.shape, seconds, pairs, context)
 
 
 def prefix_facts(settings: ClusterSettings, workload: SessionWorkload, run: ClusterRun) -> dict[str, Any]:
@@ -220,7 +211,7 @@ def prefix_facts(settings: ClusterSettings, workload: SessionWorkload, run: Clus
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArSystem(PolicySystem[Build]):
+class ArSystem(PolicySystem):
     """An autoregressive system. ``build`` makes the cluster from a run's settings and a deployment."""
 
     family: ClassVar[Family] = AR
@@ -241,26 +232,14 @@ class ArSystem(PolicySystem[Build]):
 
     def prepare(self, cell: Cell) -> tuple[ClusterDeployment | Tuned, SessionWorkload]:
         """Raises every UserError that a user can cause."""
-        policies = own_policies(cell.requested, self.policies)
+        policies = user_policies(cell.requested, self.policies, REPLACED)
         settings = resolve(cell, self.name, self.own, policies=policies)
         workload = _workload(settings, cell)
-        deployment = ClusterDeployment(
-            system=self.name,
-            title=self.title,
-            build=self.build,
-            is_disaggregated=self.is_disaggregated,
-            settings=settings,
-            options=self.options_of(cell),
-            basis=settings.basis,
-            obtained=settings.charged.obtained,
-            how=self.deployment if settings.deployment is None else settings.deployment,
-            seed=cell.seed,
-            modules=(self.build.__module__, "repro.families.cluster.ampd", "repro.families.platforms"),
-        )
+        deployment = ClusterDeployment(cell=cell, settings=settings)
         deployment.check()
         if deployment.how != SEARCH:
             return deployment, workload
-        searched = replace(cell.without("deployment"), figure=None, rate=settings.expected_rate or cell.rate)
+        searched = replace(cell.without("deployment"), figure=None, rate=settings.knobs.planning_rate or cell.rate)
         return Tuned(cell=searched, default=deployment), workload
 
     def reseeded(self, deployment: ClusterDeployment | Tuned, cell: Cell) -> tuple[Any, SessionWorkload] | None:
@@ -276,7 +255,9 @@ class ArSystem(PolicySystem[Build]):
         if settings.workload.file is not None:
             return None
         settings = replace(settings, workload=replace(settings.workload, seed=cell.seed))
-        return replace(deployment, settings=settings, seed=cell.seed), _workload(settings, cell)
+        return ClusterDeployment(cell=deployment.cell.with_seed(cell.seed), settings=settings), _workload(
+            settings, cell
+        )
 
 
 def _workload(settings: ClusterSettings, cell: Cell) -> SessionWorkload:
@@ -324,13 +305,13 @@ def build_ampd(settings: ClusterSettings, deployment: Deployment) -> Cluster:
     changes: dict[str, Any] = {}
     for plugin in policies.values():
         # Each run makes its policies. We make them once here, so that wrong ones show before any run.
-        plugin.make_checked(**{name: facts.get(name, 0) for name in plugin.kind.offered})
+        plugin.make_checked(**facts, seed=0)
     if (router := policies.get("router")) is not None:
         changes["make_router"] = lambda seed: router.make(**facts, seed=seed)
     if (binder := policies.get("binder")) is not None:
         changes["make_binder"] = partial(binder.make, **facts)
     if (queue := policies.get("queue")) is not None:
-        changes["make_prefill_queue"] = changes["make_local_queue"] = partial(queue.make, slo=ground.slo)
+        changes["make_prefill_queue"] = changes["make_local_queue"] = partial(queue.make, **facts)
     cluster = replace(cluster, policies=replace(cluster.policies, **changes))
     if router is None:
         cluster.policies.make_router(0)
@@ -411,41 +392,34 @@ PLANNING = Family(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planning:
+class Planning(PolicyDeployment[ClusterSettings]):
     """A run of the planner. It profiles the hardware before the clock starts, because profiling is not planning."""
 
-    settings: ClusterSettings
-    rate: float
-    basis: str
-    top: int
-    method: Method | None
-    is_timed: bool
-    modules: ClassVar[tuple[str, ...]] = (__name__, "repro.families.platforms")
+    modules = ()
+
+    @property
+    def basis(self) -> str:
+        return hashlib.sha256(repr((self.settings.basis, PlannerConfig())).encode()).hexdigest()[:12]
 
     @property
     def obtained(self) -> Obtained:
-        return "measured" if self.is_timed else self.settings.charged.obtained
-
-    @property
-    def ground(self) -> Ground:
-        return self.settings.ground
+        return "measured" if self.settings.own.timed else self.settings.obtained
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return {"num_gpus": self.ground.num_gpus}
-
-    def check_machine(self) -> None:
-        """Accepts any machine."""
+        return {"num_gpus": self.settings.ground.num_gpus}
 
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
-        ground = self.ground
+        knobs: PlannerKnobs = self.settings.own
+        ground, rate = self.settings.ground, self.cell.rate
+        assert rate is not None, "refused where it was asked for"
         hardware, model = ground.hardware, ground.performance
         degrees = hardware.degrees(min_kv_tokens=workload.longest_tokens)
-        demand = PlanningWorkload(sessions=workload.sessions, rate=self.rate, slo=ground.slo)
+        demand = PlanningWorkload(sessions=workload.sessions, rate=rate, slo=ground.slo)
         start = time.process_time()
-        table = coefficients(model, demand, degrees, ground.num_gpus, self.method)
+        table = coefficients(model, demand, degrees, ground.num_gpus, knobs.method)
         middle = time.process_time()
-        candidates = solve(table, ground.num_gpus, top=self.top)
+        candidates = solve(table, ground.num_gpus, top=knobs.top)
         end = time.process_time()
         plans = [
             {
@@ -457,9 +431,9 @@ class Planning:
             }
             for plan in candidates
         ]
-        seconds = (
-            {"coefficients_s": middle - start, "solve_s": end - middle, **self._decisions()} if self.is_timed else {}
-        )
+        seconds: dict[str, float | None] = dict.fromkeys(("coefficients_s", "solve_s", "routing_s", "ordering_s"))
+        if knobs.timed:
+            seconds |= {"coefficients_s": middle - start, "solve_s": end - middle, **_decisions(ground)}
         return RunRecord(
             tables={REQUESTS: empty_table(REQUEST_COLUMNS)},
             manifest={
@@ -468,35 +442,34 @@ class Planning:
                 "dataset": asdict(workload.provenance),
                 "model": hardware.shape.name,
                 "facts": {
-                    **dict.fromkeys(("coefficients_s", "solve_s", "routing_s", "ordering_s")),
                     **seconds,
                     "plans": plans,
                     "num_gpus": ground.num_gpus,
-                    "method": self.method or default_method(ground.num_gpus),
+                    "method": knobs.method or default_method(ground.num_gpus),
                     "solver": "enumeration" if candidates else None,
                     "performance_model_error": model.max_error,
                 },
             },
         )
 
-    def _decisions(self) -> dict[str, float]:
-        """Seconds of one decision in its slowest case: no worker has slack, and the first prefill of three is late."""
-        router = AdaptiveRouter(self.ground.performance, self.ground.slo)
-        late_s, over_s = 2 * self.ground.slo.ttft_s, 2 * self.ground.slo.itl_s
-        degree = max(self.ground.hardware.degrees())
-        busy = [
-            WorkerSnapshot(worker_id=index, degree=degree, ttft_s=late_s, backlog_s=float(index))
-            for index in range(1, 9)
-        ]
-        home = WorkerSnapshot(worker_id=0, degree=degree, itl_s=over_s)
-        tasks = [
-            PrefillTask(index, index, index, 1, "incremental", 1000, 500, 0.0, estimate_s=0.2 * (index + 1))
-            for index in range(3)
-        ]
-        return {
-            "routing_s": _seconds_per_call(lambda: router.route(tasks[0], home, busy, 1.0)),
-            "ordering_s": _seconds_per_call(lambda: best_ordering(tasks, 0.7, 1.0, 3)),
-        }
+
+def _decisions(ground: Ground) -> dict[str, float]:
+    """Seconds of one decision in its slowest case: no worker has slack, and the first prefill of three is late."""
+    router = AdaptiveRouter(ground.performance, ground.slo)
+    late_s, over_s = 2 * ground.slo.ttft_s, 2 * ground.slo.itl_s
+    degree = max(ground.hardware.degrees())
+    busy = [
+        WorkerSnapshot(worker_id=index, degree=degree, ttft_s=late_s, backlog_s=float(index)) for index in range(1, 9)
+    ]
+    home = WorkerSnapshot(worker_id=0, degree=degree, itl_s=over_s)
+    tasks = [
+        PrefillTask(index, index, index, 1, "incremental", 1000, 500, 0.0, estimate_s=0.2 * (index + 1))
+        for index in range(3)
+    ]
+    return {
+        "routing_s": _seconds_per_call(lambda: router.route(tasks[0], home, busy, 1.0)),
+        "ordering_s": _seconds_per_call(lambda: best_ordering(tasks, 0.7, 1.0, 3)),
+    }
 
 
 def _seconds_per_call(call: Callable[[], object]) -> float:
@@ -515,9 +488,7 @@ class Planner:
     def prepare(self, cell: Cell) -> tuple[Planning, SessionWorkload]:
         settings = resolve(cell, self.name, PlannerKnobs, most_gpus=_MOST_GPUS)
         require(cell.rate is not None, "request_rate=inf: the planner needs a number of sessions/s")
-        assert cell.rate is not None
         given = cell.requested
-        knobs: PlannerKnobs = settings.own
         for name in ("deployment", "transient", "planning_rate"):
             require(
                 name not in given, f"{name}={given.get(name)!r} has no effect with system={self.name!r}: leave it out"
@@ -528,15 +499,7 @@ class Planner:
             ground.num_gpus >= 2 * smallest,
             f"num_gpus={ground.num_gpus} do not hold a prefill and a decode worker of {settings.model}: give at least {2 * smallest}",
         )
-        planning = Planning(
-            settings=settings,
-            rate=cell.rate,
-            basis=hashlib.sha256(repr((settings.basis, PlannerConfig())).encode()).hexdigest()[:12],
-            top=knobs.top,
-            method=knobs.method,
-            is_timed=knobs.timed,
-        )
-        return planning, ground.sampled(cell.seed, rate=cell.rate)
+        return Planning(cell=cell, settings=settings), ground.sampled(cell.seed, rate=cell.rate)
 
 
 AMPD_PLANNER = Planner()

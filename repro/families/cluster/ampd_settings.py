@@ -19,11 +19,12 @@ from engines.knobs import resolve as resolve_knobs
 from engines.models.shape import ModelShape, Precision, model_shape
 from engines.policies.own import Plugin
 from engines.policies.views import NO_OBJECTIVE_S, Slo
-from repro.families.cluster.system import autoregressive_shape, in_precision
+from repro.families.cluster.system import PolicySettings, simulated_model
 from repro.families.cost import CostKnobs, fit_of, fitted_to
 from repro.families.platforms import ArPart, Platform, platform
 from repro.files import file_cache
 from repro.runs.cell import Cell
+from repro.runs.record import Obtained
 from repro.workloads.draws import ArrivalConfig, arrivals_of
 from repro.workloads.knobs import Rate, TraceKnobs, UntoldAnswers
 from repro.workloads.rounds import TraceFile, block_of
@@ -136,30 +137,22 @@ class Ground:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterSettings:
-    """Everything a run needs besides its policies."""
-
-    platform: Platform
-    model: str
-    """The model's name, as the shape spells it."""
+class ClusterSettings(PolicySettings):
+    knobs: ClusterKnobs
     ground: Ground
-    own: Any
-    """The system's own settings."""
-    policies: Mapping[str, Plugin]
-    """A user's own policies, by kind."""
-    deployment: str | None
-    """The deployment, or None for the system's default."""
-    is_transient: bool
-    """Whether arrivals may outrun the workers."""
     workload: SessionWorkloadConfig
     unused_prefixes: str | None
     """Why the system does not use the sessions' common prefixes, if they have any."""
     planning_rate: float
-    expected_rate: float | None
-    """Sessions/s that a search expects, if this is not the run's own rate."""
-    charged: CostKnobs
-    basis: str
-    """Digest of the constants and objectives behind the numbers."""
+
+    @property
+    def model(self) -> str:
+        """The model's name, as the shape spells it."""
+        return self.ground.hardware.shape.name
+
+    @property
+    def obtained(self) -> Obtained:
+        return self.knobs.charged.obtained
 
     @property
     def cost_text(self) -> str:
@@ -168,7 +161,7 @@ class ClusterSettings:
         constants, card = hardware.constants, hardware.gpu
         if hardware.kernels is not None:
             overheads = f"overheads of constants {constants.name} ({constants.role})"
-            return self.charged.describe(card, overheads, hardware.shape)
+            return self.knobs.charged.describe(card, overheads, hardware.shape)
         if constants == constants_on(hardware.gpu, PHYSICAL) != PHYSICAL:
             return f"{card}, {constants.note}"
         return f"{card}, uncalibrated: constants {constants.name} ({constants.role}), {constants.note}"
@@ -238,18 +231,14 @@ def resolve(
     )
     require(target.gpu is not None, f"platform={target.name!r} names no GPU to simulate: use h20x32")
     assert target.gpu is not None
-    defaults = {"model": part.model, "constants": part.constants}
-    beside, requested = {"executor": cell.executor}, cell.requested
+    requested = cell.requested
     plugged = {name: knob for policy in policies.values() for name, knob in policy.knobs.items()}
     kinds = (own, plugged, workload_knobs(requested))
-    knobs = resolve_knobs(ClusterKnobs, requested, *kinds, system=system, defaults=defaults, other_values=beside)
+    knobs = resolve_knobs(ClusterKnobs, requested, *kinds, system=system, other_values={"executor": cell.executor})
     requested = {name: value for name, value in requested.items() if name not in plugged}
     card = None if knobs.workload is not None else load_session_card(cell.dataset)
-    shape = autoregressive_shape(knobs.model or part.model, system)
-    charged = knobs.charged.on(target.gpu, shape)
-    shape = in_precision(shape, knobs.precision, charged.framework)
-    constants = knobs.constants or part.constants
-    hardware = hardware_of(shape, target.gpu, constants, charged.framework, knobs.kv_tokens)
+    shape, charged = simulated_model(knobs.model or part.model, system, target.gpu, knobs.charged, knobs.precision)
+    hardware = hardware_of(shape, target.gpu, knobs.constants or part.constants, charged.framework, knobs.kv_tokens)
     check_kernels(shape, hardware.gpu, charged.framework, hardware.degrees(), attention=("prompt", "decode"))
     num_gpus = _num_gpus(knobs.num_gpus, target, card, most_gpus)
     workload = session_config(
@@ -263,19 +252,15 @@ def resolve(
     basis += hardware.constants.engine.identity + target.digest
     return ClusterSettings(
         platform=target,
-        model=shape.name,
+        knobs=replace(knobs, charged=charged),
         ground=Ground(
             hardware=hardware, num_gpus=num_gpus, slo=slo, reading=reading, workload=replace(workload, seed=OTHER_SEED)
         ),
         own=settings,
         policies=policies,
-        deployment=knobs.deployment,
-        is_transient=knobs.transient,
         workload=workload,
         unused_prefixes=why_unused,
         planning_rate=knobs.planning_rate or cell.rate or replayed_rate(workload) or PLANNING_RATE,
-        expected_rate=knobs.planning_rate,
-        charged=charged,
         basis=hashlib.sha256(basis.encode()).hexdigest()[:12],
     )
 

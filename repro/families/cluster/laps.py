@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import import_module
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -17,8 +16,7 @@ from engines.cluster.hardware import StepCost
 from engines.cost.kernels import Kernel, check_kernels
 from engines.cost.roofline import gpu
 from engines.errors import require
-from engines.knobs import SOMETHING, Count, Only, Range, build, knobs_of, with_knobs
-from engines.knobs import resolve as resolve_knobs
+from engines.knobs import SOMETHING, Count, Only, Range, build, knobs_of, resolve, with_knobs
 from engines.laps.batching import Graphs, TemporalConfig, WaitConfig, WithGraphs, graph_choice
 from engines.laps.cluster import Decoding, PrefillCluster, PrefillRun
 from engines.laps.latency import StepModel
@@ -38,7 +36,7 @@ from engines.laps.system import (
 )
 from engines.models.shape import ModelShape
 from engines.policies.batching import CHUNK_TOKENS
-from engines.policies.own import BATCHER, INSTANCE_ROUTER, OPEN_QUEUE, Plugin, check_replaced, plugins_in
+from engines.policies.own import BATCHER, INSTANCE_ROUTER, OPEN_QUEUE
 from engines.policies.views import NO_OBJECTIVE_S, OpenQueue, Slo
 from repro.families.cluster.laps_record import PREFILL, tables_of, window_of
 from repro.families.cluster.laps_settings import (
@@ -52,8 +50,8 @@ from repro.families.cluster.laps_settings import (
     scaled,
     workload_of,
 )
-from repro.families.cluster.system import PolicyDeployment, PolicySystem, autoregressive_shape, in_precision
-from repro.families.cost import PREFILLS, CostKnobs, fitted_to
+from repro.families.cluster.system import PolicyDeployment, PolicySystem, simulated_model, user_policies
+from repro.families.cost import PREFILLS, fitted_to
 from repro.families.platforms import Platform, PrefillPart, platform
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
@@ -69,52 +67,55 @@ _SLOWEST_TOKEN_S = 0.05
 """The most seconds that we allow for each token of a decoded answer."""
 _ON_TORCH = "repro.families.cluster.on_torch"
 """The module of measured runs, imported only for them: a simulation loads no torch and does not depend on this code."""
-Build = Callable[[PrefillSettings], PrefillSystem]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrefillDeployment(PolicyDeployment[Build, PrefillSettings]):
+class PrefillDeployment(PolicyDeployment[PrefillSettings]):
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return (*super().modules, *(() if self.settings.is_simulated else (_ON_TORCH,)))
+
     @property
     def facts(self) -> Mapping[str, Any]:
-        return {"num_instances": self.settings.num_instances}
+        return {"num_instances": self.settings.knobs.num_instances}
 
     def cluster(self, settings: PrefillSettings) -> PrefillCluster:
-        decoding = None
-        if settings.decode != "none":
+        knobs, decoding = settings.knobs, None
+        if knobs.decode != "none":
             # Only simulations decode answers, because their costs know how long that takes.
             cost = cast(StepCost, settings.cost)
-            decoding = Decoding(where=settings.decode, cost=cost, kv_capacity=settings.kv_capacity)
+            decoding = Decoding(where=knobs.decode, cost=cost, kv_capacity=settings.kv_capacity)
         return PrefillCluster(
             system=self.build(settings),
             cost=settings.cost,
-            num_instances=settings.num_instances,
+            num_instances=knobs.num_instances,
             slo_s=settings.slo_s,
             boundary=settings.boundary,
-            cache=settings.cache,
+            cache=knobs.cache,
             decoding=decoding,
-            reprefills_answer=settings.reprefills_answer,
+            reprefills_answer=knobs.reprefills_answer,
         )
 
     def run(self, workload: PrefillWorkload, on_progress: OnProgress | None = None) -> RunRecord:
-        config, part = workload.config, self.settings.part
-        until_s = _until_s(workload, self.settings.decode)
+        config, part, knobs = workload.config, self.settings.part, self.settings.knobs
+        until_s = _until_s(workload, knobs.decode)
         # Inside the body, a measured run's settings have an instance.
         serving = nullcontext if self.settings.is_simulated else import_module(_ON_TORCH).serving
         with serving(self.settings) as settings:
             run = self.cluster(settings).simulate(workload.arrivals, until_s=until_s)
         last = [] if config.arrivals is not None else [stream.sessions[-1].session_id for stream in workload.streams]
         window = window_of(run.requests, run.facts["end_s"], last)
-        constants, instance = asdict(settings.constants) if settings.is_simulated else {}, settings.instance
+        constants, instance = asdict(knobs.constants) if settings.is_simulated else {}, settings.instance
         facts = {
             **({} if settings.shape is None else {"ran": self._ran_knobs(settings, settings.shape)}),
-            "num_instances": settings.num_instances,
-            "options": dict(self.options),
+            "num_instances": knobs.num_instances,
+            "options": self.options,
             "constants": {name: value for name, value in constants.items() if value != math.inf},
             **({} if instance is None else {"instance": instance.facts, "length_scale": config.length_scale}),
             "slo_s": settings.slo_s,
             "boundary": settings.boundary,
-            "decode": settings.decode,
-            "is_transient": settings.is_transient,
+            "decode": knobs.decode,
+            "is_transient": knobs.transient,
             "window_s": list(window),
             "closed_loops": [] if config.arrivals is not None else [stream.clients for stream in config.streams],
             "think_s": config.think_s,
@@ -139,8 +140,8 @@ class PrefillDeployment(PolicyDeployment[Build, PrefillSettings]):
         """The knobs of what ran."""
         values = vars(settings.own) | vars(getattr(settings.own, "temporal", settings.own))
         step_limits = {name: values[name] for name in ("chunk_tokens", "max_num_batched_tokens") if name in values}
-        common = {"model": settings.model, "precision": shape.precision, "num_instances": settings.num_instances}
-        return {**common, **step_limits, **dict(self.options)}
+        common = {"model": settings.model, "precision": shape.precision, "num_instances": settings.knobs.num_instances}
+        return {**common, **step_limits, **self.options}
 
 
 def _estimates(settings: PrefillSettings, run: PrefillRun) -> dict[str, Any]:
@@ -149,84 +150,22 @@ def _estimates(settings: PrefillSettings, run: PrefillRun) -> dict[str, Any]:
         return {}
     history, tokens = (np.asarray(run.requests[name], dtype=np.int64) for name in ("history", "tokens"))
     pairs = float((tokens * (history + 0.5 * (tokens + 1))).max()) if len(tokens) else 0.0
-    context = int((history + tokens).max()) if settings.decode != "none" and len(tokens) else 0
-    return settings.charged.estimates(settings.part.gpu, settings.simulated_shape, {(PREFILLS, 1): 1.0}, pairs, context)
+    context = int((history + tokens).max()) if settings.knobs.decode != "none" and len(tokens) else 0
+    shape, charged = settings.simulated_shape, settings.knobs.charged
+    return charged.estimates(settings.part.gpu, shape, {(PREFILLS, 1): 1.0}, pairs, context)
 
 
-def resolve(
-    cell: Cell,
-    system: str,
-    own: type,
-    defaults_of: Callable[[PrefillPart], Mapping[str, Any]],
-    part: PrefillPart | None = None,
-    policies: Mapping[str, Plugin] = MappingProxyType({}),
-) -> PrefillSettings:
-    """The settings of a cell. Raises UserError for all that a user can get wrong. ``own`` is the class of the system's own settings,
-    ``defaults_of`` gives their defaults on a platform, ``part`` replaces the platform's, and ``policies`` are those that the cell names."""
-    target = platform(cell.platform)
-    part = part or target.part(PrefillPart)
-    executor = "torch" if part.gpu is None else "roofline"
-    require(
-        cell.executor == executor,
-        f"executor={cell.executor!r}: system={system!r} is {'measured' if executor == 'torch' else 'simulated'} on "
-        f"platform={target.name!r}, leave it out or use {executor}",
-    )
-    beside: dict[str, object] = {"executor": cell.executor, "rate": cell.rate}
-    plugged = {name: knob for policy in policies.values() for name, knob in policy.knobs.items()}
-    knobs = resolve_knobs(
-        InstanceKnobs, cell.requested, own, plugged, workload_knobs(cell.requested), system=system, other_values=beside
-    )
-    if knobs.workload is None:
-        load_conversation_card(cell.dataset)
-    shape, charged = _shape_and_cost(knobs, part, system)
-    require(
-        1 <= knobs.num_instances <= part.most_instances,
-        f"num_instances={knobs.num_instances} must be between 1 and {part.most_instances} on platform={target.name!r}",
-    )
-    require(
-        knobs.decode == "none" or (cell.rate is None and knobs.arrivals is None),
-        f"decode={knobs.decode!r} needs clients in a closed loop: leave the rate and arrivals out",
-    )
-    slo_s = knobs.slo_ttft_s or part.slo_s
-    deadline_s = slo_s if knobs.deadlines else None
-    paper = scaled(own, length_scale=part.length_scale, time_scale=part.time_scale)
-    requested = {name: value for name, value in cell.requested.items() if name not in plugged}
-    beside |= {"num_instances": knobs.num_instances, "decode": knobs.decode}
-    defaults = {"slo_s": deadline_s, "max_num_seqs": part.max_num_seqs, **paper, **defaults_of(part)}
-    return PrefillSettings(
-        platform=target,
-        part=part,
-        own=with_knobs(build(own, defaults), requested, **beside),
-        policies=policies,
-        model=part.model if shape is None else shape.name,
-        shape=shape,
-        num_instances=knobs.num_instances,
-        constants=fitted_to(part.gpu, knobs.constants),
-        charged=charged,
-        slo_s=slo_s,
-        deadline_s=deadline_s,
-        boundary=knobs.constants.boundary if "boundary" in cell.requested else round(BOUNDARY * part.length_scale),
-        cache=knobs.cache,
-        reprefills_answer=knobs.reprefills_answer,
-        decode=knobs.decode,
-        is_transient=knobs.transient,
-        workload=workload_of(cell, part, knobs),
-    )
-
-
-def _shape_and_cost(knobs: InstanceKnobs, part: PrefillPart, system: str) -> tuple[ModelShape | None, CostKnobs]:
-    """The shape of a simulated instance (None if measured, which has its own model), and how its steps are charged. Raises UserError if
+def _with_model(knobs: InstanceKnobs, part: PrefillPart, system: str) -> tuple[InstanceKnobs, ModelShape | None]:
+    """The knobs with the costs of a simulated instance, and its shape (None if measured, which has its own model). Raises UserError if
     its kernels are not known."""
     model = knobs.model or part.model
     if part.gpu is None:
         require(model == part.model, f"model={model!r} is not measured here: leave it out, or use {part.model}")
-        return None, knobs.charged
-    shape = autoregressive_shape(model, system)
-    charged = knobs.charged.on(part.gpu, shape)
-    shape = in_precision(shape, knobs.precision, charged.framework)
+        return knobs, None
+    shape, charged = simulated_model(model, system, part.gpu, knobs.charged, knobs.precision)
     attention: tuple[Kernel, ...] = ("prompt",) if knobs.decode == "none" else ("prompt", "decode")
     check_kernels(shape, gpu(part.gpu), charged.framework, attention=attention)
-    return shape, charged
+    return replace(knobs, charged=charged, constants=fitted_to(part.gpu, knobs.constants)), shape
 
 
 def _until_s(workload: PrefillWorkload, decode: str) -> float:
@@ -246,8 +185,8 @@ def _until_s(workload: PrefillWorkload, decode: str) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrefillSystemEntry(PolicySystem[Build]):
-    """A prefill system. ``build`` makes its policies from a run's settings, whose ``own`` are the system's and ``policies`` a user's."""
+class PrefillSystemEntry(PolicySystem):
+    """A prefill system. ``build`` makes its policies from a run's settings."""
 
     family: ClassVar[Family] = PREFILL
     usual: Callable[[PrefillPart], Mapping[str, Any]] = lambda part: {}
@@ -262,27 +201,8 @@ class PrefillSystemEntry(PolicySystem[Build]):
 
     def prepare(self, cell: Cell, part: PrefillPart | None = None) -> tuple[PrefillDeployment, PrefillWorkload]:
         """Raises every UserError that a user can cause. ``part`` replaces the platform's."""
-        policies = plugins_in(cell.requested, self.policies)
-        check_replaced(policies, _REPLACED, cell.requested)
-        settings = resolve(cell, self.name, self.own, self.usual, part, policies)
-        # The numbers depend on these besides requests and code: constants and objective, or the model and the scales.
-        basis: tuple[object, ...] = settings.part, settings.slo_s, settings.boundary
-        if (card := settings.part.gpu) is not None:
-            basis = settings.shape, gpu(card), settings.constants, settings.slo_s, settings.boundary
-            if settings.charged.framework is not None:
-                basis = *basis, settings.charged.basis(card, settings.shape)
-            if settings.platform.digest:
-                basis = *basis, settings.platform.digest
-        deployment = PrefillDeployment(
-            system=self.name,
-            title=self.title,
-            build=self.build,
-            settings=settings,
-            options=self.options_of(cell),
-            basis=hashlib.sha256(repr(basis).encode()).hexdigest()[:12],
-            obtained=settings.charged.obtained if settings.is_simulated else "measured",
-            modules=(self.build.__module__, __name__, *(() if settings.is_simulated else (_ON_TORCH,))),
-        )
+        settings = self.settings(cell, part)
+        deployment = PrefillDeployment(cell=cell, settings=settings)
         deployment.cluster(settings).system.make_batching()  # shows wrong options before any run
         workload = draw_workload(settings.workload)
         if "workload" in cell.requested and "slo_ttft_s" not in cell.requested:
@@ -296,6 +216,58 @@ class PrefillSystemEntry(PolicySystem[Build]):
             f"{capacity}: shorten it, or use a smaller model",
         )
         return deployment, workload
+
+    def settings(self, cell: Cell, part: PrefillPart | None = None) -> PrefillSettings:
+        """The settings of a cell. Raises UserError for all that a user can get wrong in them."""
+        policies = user_policies(cell.requested, self.policies, _REPLACED)
+        target = platform(cell.platform)
+        part = part or target.part(PrefillPart)
+        executor = "torch" if part.gpu is None else "roofline"
+        require(
+            cell.executor == executor,
+            f"executor={cell.executor!r}: system={self.name!r} is {'measured' if executor == 'torch' else 'simulated'} on "
+            f"platform={target.name!r}, leave it out or use {executor}",
+        )
+        beside: dict[str, object] = {"executor": cell.executor, "rate": cell.rate}
+        plugged = {name: knob for policy in policies.values() for name, knob in policy.knobs.items()}
+        kinds = (self.own, plugged, workload_knobs(cell.requested))
+        knobs = resolve(InstanceKnobs, cell.requested, *kinds, system=self.name, other_values=beside)
+        if knobs.workload is None:
+            load_conversation_card(cell.dataset)
+        knobs, shape = _with_model(knobs, part, self.name)
+        require(
+            1 <= knobs.num_instances <= part.most_instances,
+            f"num_instances={knobs.num_instances} must be between 1 and {part.most_instances} on platform={target.name!r}",
+        )
+        require(
+            knobs.decode == "none" or (cell.rate is None and knobs.arrivals is None),
+            f"decode={knobs.decode!r} needs clients in a closed loop: leave the rate and arrivals out",
+        )
+        slo_s = knobs.slo_ttft_s or part.slo_s
+        boundary = knobs.constants.boundary if "boundary" in cell.requested else round(BOUNDARY * part.length_scale)
+        paper = scaled(self.own, length_scale=part.length_scale, time_scale=part.time_scale)
+        defaults = {"slo_s": slo_s if knobs.deadlines else None, "max_num_seqs": part.max_num_seqs}
+        own = build(self.own, {**defaults, **paper, **self.usual(part)})
+        requested = {name: value for name, value in cell.requested.items() if name not in plugged}
+        beside |= {"num_instances": knobs.num_instances, "decode": knobs.decode}
+        # The numbers depend on these besides requests and code: constants and objective, or the model and the scales.
+        basis: tuple[object, ...] = part, slo_s, boundary
+        if (card := part.gpu) is not None:
+            assert shape is not None, "a simulated instance has a shape"
+            digests = knobs.charged.basis(card, shape), target.digest
+            basis = shape, gpu(card), knobs.constants, slo_s, boundary, *filter(None, digests)
+        return PrefillSettings(
+            platform=target,
+            part=part,
+            own=with_knobs(own, requested, **beside),
+            policies=policies,
+            knobs=knobs,
+            shape=shape,
+            slo_s=slo_s,
+            boundary=boundary,
+            workload=workload_of(cell, part, knobs),
+            basis=hashlib.sha256(repr(basis).encode()).hexdigest()[:12],
+        )
 
 
 def pools(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
@@ -320,32 +292,6 @@ class PrefillPolicies:
     """Your own order of waiting prefills as module:NAME: an OpenQueue, made for every instance beside your batcher. It can take slo."""
     router: Annotated[str, Only(num_instances=Range(2), pooling=(None, "each"))] | None = None
     """Your own router as module:NAME, made for every run, which picks an instance. It can take model, slo and seed."""
-
-
-def with_policies(
-    settings: PrefillSettings, model: StepModel, config: LapsConfig, policies: Mapping[str, Plugin]
-) -> PrefillSystem:
-    """LAPS with a user's policies in place of its own."""
-    system, part = laps(model, config), settings.part
-    slo = Slo(ttft_s=settings.deadline_s or NO_OBJECTIVE_S, itl_s=NO_OBJECTIVE_S)
-    facts = {
-        "max_num_batched_tokens": in_tokens(CHUNKED_PREFILL_SIZE, part.length_scale),
-        "max_num_seqs": part.max_num_seqs,
-        "model": model,
-        "slo": slo,
-        "seed": settings.workload.streams[0].conversations.seed,
-    }
-    offered = {kind: {name: facts[name] for name in plugin.kind.offered} for kind, plugin in policies.items()}
-    for kind, plugin in policies.items():
-        plugin.make_checked(**offered[kind])
-    changes: dict[str, Any] = {}
-    if (batcher := policies.get("batcher")) is not None:
-        choice = graph_choice(config.graphs, model, tuple(model.shapes))
-        changes["make_batching"] = lambda: WithGraphs(batcher.make(**offered["batcher"]), choice)
-        changes["make_queue"] = OpenQueue
-    for kind in policies.keys() - {"batcher"}:
-        changes[f"make_{kind}"] = partial(policies[kind].make, **offered[kind])
-    return replace(system, **changes)
 
 
 _SHORT_SHARE = 0.25
@@ -397,11 +343,26 @@ class OnTimeKnobs(GraphKnobs):
 
 
 def _build_laps(settings: PrefillSettings) -> PrefillSystem:
-    policies, (model, graphs) = settings.policies, _model_and_graphs(settings)
+    """LAPS, with a user's policies in place of its own."""
+    policies, part, (model, graphs) = settings.policies, settings.part, _model_and_graphs(settings)
     config = _laps_config(settings, graphs)
     if "router" in policies and config.spatial is not None:
         config = replace(config, spatial=replace(config.spatial, pooling="each"))
-    return with_policies(settings, model, config, policies)
+    facts = {
+        "max_num_batched_tokens": in_tokens(CHUNKED_PREFILL_SIZE, part.length_scale),
+        "max_num_seqs": part.max_num_seqs,
+        "model": model,
+        "slo": Slo(ttft_s=settings.deadline_s or NO_OBJECTIVE_S, itl_s=NO_OBJECTIVE_S),
+        "seed": settings.workload.streams[0].conversations.seed,
+    }
+    changes: dict[str, Any] = {}
+    for kind, plugin in policies.items():
+        plugin.make_checked(**facts)
+        changes[f"make_{kind}"] = partial(plugin.make, **facts)
+    if (make_batcher := changes.pop("make_batcher", None)) is not None:
+        choice = graph_choice(graphs, model, tuple(model.shapes))
+        changes = {"make_queue": OpenQueue, **changes, "make_batching": lambda: WithGraphs(make_batcher(), choice)}
+    return replace(laps(model, config), **changes)
 
 
 def _build_graphs(settings: PrefillSettings) -> PrefillSystem:
@@ -453,11 +414,12 @@ def _sglang_tokens(part: PrefillPart) -> dict[str, Any]:
 def _laps_config(settings: PrefillSettings, graphs: Graphs) -> LapsConfig:
     """The configuration of LAPS: temporal disaggregation on one instance or if answers are decoded, else pools of instances."""
     options, spatial = settings.own, None
-    if settings.num_instances > 1 and settings.decode == "none":
+    knobs = settings.knobs
+    if knobs.num_instances > 1 and knobs.decode == "none":
         spatial = Spatial(
-            num_short=options.num_short or max(1, round(_SHORT_SHARE * settings.num_instances)),
+            num_short=options.num_short or max(1, round(_SHORT_SHARE * knobs.num_instances)),
             controller=None if options.controller == "off" else ControllerConfig(form=options.controller),
-            pooling=options.pooling or ("each" if settings.cache == "instance" else "global"),
+            pooling=options.pooling or ("each" if knobs.cache == "instance" else "global"),
         )
     return LapsConfig(
         boundary=settings.boundary,

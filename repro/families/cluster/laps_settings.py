@@ -17,12 +17,13 @@ from engines.laps.batching import GRID, Graphs, graph_bytes, shapes_of
 from engines.laps.cluster import Cache, OpenTurns, PrefillArrivals, PrefillConstants, PrefillCost, Turn, cost_of
 from engines.laps.latency import StepModel
 from engines.models.shape import ModelShape, Precision
-from engines.policies.own import Plugin
 from engines.policies.views import Bucket, Rung, StepTimes
+from repro.families.cluster.system import PolicySettings
 from repro.families.cost import CostKnobs, fit_of
-from repro.families.platforms import Platform, PrefillPart
+from repro.families.platforms import PrefillPart
 from repro.files import file_cache
 from repro.runs.cell import Cell
+from repro.runs.record import Obtained
 from repro.workloads.conversations import (
     LONG,
     ConversationConfig,
@@ -115,37 +116,34 @@ UNMEASURED = StepModel(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrefillSettings:
-    """Everything a run needs besides its policies."""
-
-    platform: Platform
+class PrefillSettings(PolicySettings):
     part: PrefillPart
-    model: str
-    """The model's name, as the shape spells it."""
+    knobs: InstanceKnobs
     shape: ModelShape | None
     """The model's shape; None for a measured instance."""
-    num_instances: int
-    constants: PrefillConstants
-    charged: CostKnobs
     slo_s: float
-    deadline_s: float | None
-    """The objective as policies know it; None if they do not."""
     boundary: int
-    cache: Cache
-    reprefills_answer: bool
-    decode: Decode
-    is_transient: bool
     workload: "PrefillWorkloadConfig"
-    own: Any
-    """The system's own settings."""
-    policies: Mapping[str, Plugin]
-    """A user's own policies, by kind."""
     instance: "MeasuredInstance | None" = None
     """The instance of a measured run, while it runs."""
 
     @property
     def is_simulated(self) -> bool:
         return self.part.gpu is not None
+
+    @property
+    def obtained(self) -> Obtained:
+        return self.knobs.charged.obtained if self.is_simulated else "measured"
+
+    @property
+    def model(self) -> str:
+        """The model's name, as the shape spells it."""
+        return self.part.model if self.shape is None else self.shape.name
+
+    @property
+    def deadline_s(self) -> float | None:
+        """The objective as policies know it; None if they do not."""
+        return self.slo_s if self.knobs.deadlines else None
 
     @property
     def simulated_shape(self) -> ModelShape:
@@ -157,23 +155,24 @@ class PrefillSettings:
         """One sentence on how simulated steps are charged."""
         card = self.part.gpu
         assert card is not None, "a measured step is charged nothing"
-        if self.charged.framework is not None:
-            return self.charged.describe(card, "overheads assumed", self.shape)
+        if self.knobs.charged.framework is not None:
+            return self.knobs.charged.describe(card, "overheads assumed", self.shape)
         fit = fit_of(card)
         how = "uncalibrated: constants" if fit is None else f"{fit.text}; launches and requests"
-        return f"{card}, {how} assumed, mixing penalty {self.constants.kappa:g}"
+        return f"{card}, {how} assumed, mixing penalty {self.knobs.constants.kappa:g}"
 
     @property
     def cost(self) -> StepTimes:
         """The time of a step: on a simulated card, or on the measured instance. Before there is an instance, this is a placeholder."""
         if self.part.gpu is not None:
-            return cost_of(self.simulated_shape, gpu(self.part.gpu), self.constants, self.charged.framework)
+            return cost_of(self.simulated_shape, gpu(self.part.gpu), self.knobs.constants, self.knobs.charged.framework)
         return UNMEASURED if self.instance is None else self.instance.cost
 
     def step_model(self, shapes: tuple[Bucket | Rung, ...]) -> StepModel:
         """The step model by which policies know the instances' speed: a fit to profiled steps, and the time of every captured graph."""
         if self.part.gpu is not None:
-            return _step_model_of(self.simulated_shape, self.part.gpu, self.constants, self.charged.framework, shapes)
+            framework = self.knobs.charged.framework
+            return _step_model_of(self.simulated_shape, self.part.gpu, self.knobs.constants, framework, shapes)
         model = UNMEASURED if self.instance is None else self.instance.step_model
         return replace(model, shapes={shape: model.shapes[shape] for shape in shapes})
 

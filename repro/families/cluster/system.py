@@ -1,6 +1,6 @@
 """The common base of systems that run policies on simulated workers: how they are named, built, run and recorded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -9,30 +9,26 @@ import numpy as np
 
 from engines.cluster.record import repeated
 from engines.columns import Values
+from engines.cost.roofline import Gpu
 from engines.errors import UserError, require
-from engines.knobs import Knob, knobs_of
+from engines.knobs import knobs_of
 from engines.models.shape import CATALOGUE, DIFFUSION, ModelShape, Precision, model_shape
-from engines.policies.own import Kind, plugins_in
+from engines.policies.own import Kind, Plugin, check_replaced, plugins_in
+from repro.families.cost import CostKnobs
+from repro.families.platforms import Platform
 from repro.runs.cell import Cell
 from repro.runs.record import Obtained, RunRecord, Table
 from repro.runs.system import SYSTEMS, FreeSetting, free_settings
 
-Options = tuple[tuple[str, Any], ...]
-"""The system's own knobs that a cell sets, as (name, value) pairs."""
-
-
-Build = TypeVar("Build")
-SettingsOf = TypeVar("SettingsOf")
-
 
 @dataclass(frozen=True, kw_only=True)
-class PolicySystem(Generic[Build]):
+class PolicySystem:
     name: str
     title: str
     own: type
     """The class of settings whose fields are the system's own knobs."""
-    build: Build
-    """Makes the policies from the settings and the system's own knobs."""
+    build: Callable[..., Any]
+    """Makes the policies from a run's settings, whose ``own`` are the system's and ``policies`` a user's."""
     policies: tuple[Kind, ...] = ()
     """The kinds of policy that a user can replace, each by a knob."""
 
@@ -40,36 +36,70 @@ class PolicySystem(Generic[Build]):
     def free(self) -> tuple[FreeSetting, ...]:
         return free_settings(self.name)
 
-    def options_of(self, cell: Cell) -> Options:
-        option_names = {*knobs_of(self.own), *self.plugged_in(cell)}
-        return tuple((name, value) for name, value in sorted(cell.requested.items()) if name in option_names)
 
-    def plugged_in(self, cell: Cell) -> Mapping[str, Knob]:
-        knobs: dict[str, Knob] = {}
-        for plugin in plugins_in(cell.requested, self.policies).values():
-            knobs |= plugin.knobs
-        return knobs
+def user_policies(
+    knobs: Mapping[str, Any], kinds: tuple[Kind, ...], replaced: Mapping[str, Sequence[str]]
+) -> dict[str, Plugin]:
+    """A user's own policies by kind. Raises UserError for knobs of the policies that they replace, which ``replaced`` lists by kind."""
+    policies = plugins_in(knobs, kinds)
+    check_replaced(policies, replaced, knobs)
+    return policies
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyDeployment(Generic[Build, SettingsOf]):
-    system: str
-    title: str
-    build: Build
-    settings: SettingsOf
-    options: Options
+class PolicySettings:
+    """Everything a run needs besides its policies."""
+
+    platform: Platform
+    own: Any
+    """The system's own settings."""
+    policies: Mapping[str, Plugin]
+    """A user's own policies, by kind."""
     basis: str
-    obtained: Obtained
-    modules: tuple[str, ...]
+    """A digest of what the numbers depend on besides requests and code."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A lambda cannot be pickled, so another process looks ``build`` up by the system's name."""
-        is_named = getattr(self.build, "__name__", "") != "<lambda>"
-        return {name: value for name, value in vars(self).items() if is_named or name != "build"}
+    @property
+    def obtained(self) -> Obtained:
+        raise NotImplementedError
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        build = {} if "build" in state else {"build": SYSTEMS.get(state["system"]).build}  # type: ignore[attr-defined]
-        vars(self).update(state | build)
+
+SettingsOf = TypeVar("SettingsOf", bound=PolicySettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyDeployment(Generic[SettingsOf]):
+    """A system's policies on the workers of one cell. It pickles whatever the system is, because the cell names it."""
+
+    cell: Cell
+    settings: SettingsOf
+
+    @property
+    def basis(self) -> str:
+        return self.settings.basis
+
+    @property
+    def obtained(self) -> Obtained:
+        return self.settings.obtained
+
+    @property
+    def system(self) -> Any:
+        return SYSTEMS.get(self.cell.system)
+
+    @property
+    def build(self) -> Callable[..., Any]:
+        build: Callable[..., Any] = self.system.build
+        return build
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return (self.build.__module__,)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The system's own knobs, and those of a user's policies, that the cell sets."""
+        names = {*knobs_of(self.system.own)}.union(*(policy.knobs for policy in self.settings.policies.values()))
+        requested = self.cell.requested
+        return {name: requested[name] for name in sorted(names & requested.keys())}
 
     def check_machine(self) -> None:
         """Accepts any machine: these runs are simulated, or measured on a CPU."""
@@ -84,7 +114,7 @@ class PolicyDeployment(Generic[Build, SettingsOf]):
                 **manifest,
                 "dataset": asdict(provenance),
                 "platform": platform,
-                "system": self.title,
+                "system": self.system.title,
                 "facts": facts,
             },
         )
@@ -114,13 +144,18 @@ def autoregressive_shape(model: str, system: str) -> ModelShape:
     return shape
 
 
-def in_precision(shape: ModelShape, precision: Precision, framework: str | None) -> ModelShape:
+def simulated_model(
+    model: str, system: str, card: str | Gpu, costs: CostKnobs, precision: Precision
+) -> tuple[ModelShape, CostKnobs]:
+    """The shape of a model, and how its steps are charged on a card."""
+    shape = autoregressive_shape(model, system)
+    charged = costs.on(card, shape)
     require(
-        precision == "bf16" or framework is not None,
+        precision == "bf16" or charged.framework is not None,
         f"precision={precision!r} is of composed steps, and these are charged by a roofline: use bf16, or cost=composed on a card with "
         "kernel times",
     )
-    return shape if precision == "bf16" else replace(shape, precision=precision)
+    return (shape if precision == "bf16" else replace(shape, precision=precision)), charged
 
 
 def request_table(

@@ -26,10 +26,11 @@ from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_c
 from engines.policies.own import Plugin
 from engines.policies.routing import Binder, LeastKvMemory, Router
 from engines.policies.views import PrefillQueue, Slo
-from repro.families.cluster.ampd import ClusterPolicies, own_policies
+from repro.families.cluster.ampd import POLICIES, REPLACED, ClusterPolicies
 from repro.families.cluster.ampd_record import AR, ROUNDS, round_ttft_s, slo_attainment, tables_of
 from repro.families.cluster.ampd_settings import DEFAULT_READING, Objective, SessionKnobs, session_config
 from repro.families.cluster.deployments import parse_deployment
+from repro.families.cluster.system import user_policies
 from repro.families.live.over_dynamo import Direct, Front, OverDynamo, seen_by_client
 from repro.families.platforms import platform
 from repro.runs.cell import Cell
@@ -133,7 +134,7 @@ def resolve(cell: Cell, system: str) -> LiveSettings:
         "cpu-tiny and torch",
     )
     requested = cell.requested
-    plugins = own_policies(requested)
+    plugins = user_policies(requested, POLICIES, REPLACED)
     plugged = (plugin.knobs for plugin in plugins.values())
     knobs = resolve_knobs(LiveKnobs, requested, AmpdConfig, *plugged, workload_knobs(requested), system=system)
     policies = with_knobs(AmpdConfig(), requested)
@@ -143,7 +144,7 @@ def resolve(cell: Cell, system: str) -> LiveSettings:
         if plugin.kind.name == "queue" or knobs.frontend is not None:
             reason = why_not_importable(module, name, is_remote=plugin.kind.name != "queue")
             require(reason is None, f"{plugin.kind.name}={plugin.where!r} {reason}")
-        plugin.make_checked(**{name: facts[name] for name in plugin.kind.offered})
+        plugin.make_checked(**facts)
     deployment = parse_deployment(knobs.deployment)
     pools = (*deployment.prefill, *deployment.decode)
     require(
