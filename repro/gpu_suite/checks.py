@@ -121,7 +121,6 @@ class Check(ABC):
     """A check in its own process is ended after this time."""
     obtained: ClassVar[Obtained] = "measured"
     basis: ClassVar[str] = ""
-    facts: ClassVar[Facts] = {}
     is_apart: ClassVar[bool] = False
     """Whether it runs in its own process, so that a failure there does not cost this process its device."""
 

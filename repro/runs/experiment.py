@@ -38,7 +38,7 @@ class Experiment:
 
         plug_ins = tuple(plugged_in(self.cell).values())
         plug_in_modules = {plug_in.partition(":")[0] for plug_in in plug_ins}
-        modules = tuple(name for name in self.deployment.modules if name not in plug_in_modules)
+        modules = tuple(name for name in getattr(self.deployment, "modules", ()) if name not in plug_in_modules)
         return code_of(self.family.name, modules, plug_ins)
 
     @property

@@ -132,7 +132,8 @@ class PreparedWorkload(Protocol):
 class Deployment(Protocol):
     """A system configured and checked for one cell, with nothing heavy loaded. It pickles if it is simulated. It has ``device``, cuda or
     cuda:N, if its runs are not measured on the CPU. It has ``is_tied_here`` if its runs drive servers or start processes, so that only this
-    machine can make them."""
+    machine can make them. It has ``modules``, names of modules, if these decide its numbers and are neither of its family's code nor of
+    the packages that its cell names (repro.runs.provenance)."""
 
     @property
     def obtained(self) -> "Obtained":
@@ -141,14 +142,6 @@ class Deployment(Protocol):
     @property
     def basis(self) -> str:
         """A digest of what else decides the numbers, besides requests and code: a checkpoint, a calibration."""
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """Modules that decide the run's numbers; the modules that they import count too (repro.runs.provenance)."""
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """Facts found by planning."""
 
     def check_machine(self) -> None:
         """Raise UserError if this machine lacks something that the run needs."""

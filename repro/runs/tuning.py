@@ -56,11 +56,8 @@ class Tuned:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        return (*self.default.modules, __name__)
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        return self.default.facts
+        modules: tuple[str, ...] = getattr(self.default, "modules", ())
+        return modules
 
     @property
     def defaults(self) -> Mapping[str, Any]:

@@ -103,10 +103,6 @@ class TaskEntry:
     where: str
     """The function that loads the task, as module:NAME."""
 
-    @property
-    def module(self) -> str:
-        return self.where.partition(":")[0]
-
     def load(self, options: TaskOptions) -> Task | None:
         """Load the task; None if a published task has no real problems here (``source`` auto without a file, or embedded)."""
         task: Task | None = load_named("task", self.where)(options)

@@ -28,7 +28,7 @@ from repro.runs.cell import Cell
 from repro.runs.family import Family, column, family_in, late_submissions
 from repro.runs.record import REQUESTS, Obtained, OnProgress, RunRecord, Table
 from repro.runs.step_driver import RequestLog, VirtualClock, WallClock, drive_steps, in_arrival_order
-from repro.tasks.registry import TASKS, TaskOptions, task_of_cell
+from repro.tasks.registry import TaskOptions, task_of_cell
 from repro.tasks.task import Task
 from repro.workloads.draws import arrivals_of, derive_seed
 from repro.workloads.knobs import MIN_PROMPT_LEN
@@ -98,11 +98,6 @@ class BlockDeployment:
     @property
     def obtained(self) -> Obtained:
         return self.settings.knobs.charged.obtained if self.settings.is_simulated else "measured"
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        grading = () if self.task is None else (TASKS[self.task.name].module,)
-        return __name__, "repro.families.platforms", *grading, *(() if self.settings.is_simulated else (ON_TORCH,))
 
     @property
     def basis(self) -> str:

@@ -74,10 +74,6 @@ class ClusterDeployment(PolicyDeployment[ClusterSettings]):
         default: str = self.system.deployment
         return default if self.settings.knobs.deployment is None else self.settings.knobs.deployment
 
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        return {"deployment": self.how, "num_gpus": self.settings.ground.num_gpus}
-
     def check(self) -> None:
         """Raise UserError for a deployment that cannot exist, without planning one."""
         settings, ground, how = self.settings, self.settings.ground, self.how
@@ -118,13 +114,15 @@ class ClusterDeployment(PolicyDeployment[ClusterSettings]):
                     pool.degree in degrees,
                     f"deployment={how!r} has workers of {pool.degree} GPUs: use degrees of {', '.join(map(str, degrees))}",
                 )
-        self.build(settings, deployment)
+        self.system.build(settings, deployment)
 
     def cluster(self) -> Cluster:
         settings = self.settings
         if self.how == PLANNER:
             (best,) = best_plans(settings.ground, settings.planning_rate)
-        cluster: Cluster = self.build(settings, best.deployment if self.how == PLANNER else parse_deployment(self.how))
+        cluster: Cluster = self.system.build(
+            settings, best.deployment if self.how == PLANNER else parse_deployment(self.how)
+        )
         return cluster
 
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
@@ -395,8 +393,6 @@ PLANNING = Family(
 class Planning(PolicyDeployment[ClusterSettings]):
     """A run of the planner. It profiles the hardware before the clock starts, because profiling is not planning."""
 
-    modules = ()
-
     @property
     def basis(self) -> str:
         return hashlib.sha256(repr((self.settings.basis, PlannerConfig())).encode()).hexdigest()[:12]
@@ -404,10 +400,6 @@ class Planning(PolicyDeployment[ClusterSettings]):
     @property
     def obtained(self) -> Obtained:
         return "measured" if self.settings.own.timed else self.settings.obtained
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        return {"num_gpus": self.settings.ground.num_gpus}
 
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
         knobs: PlannerKnobs = self.settings.own

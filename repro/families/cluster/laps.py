@@ -71,14 +71,6 @@ _ON_TORCH = "repro.families.cluster.on_torch"
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillDeployment(PolicyDeployment[PrefillSettings]):
-    @property
-    def modules(self) -> tuple[str, ...]:
-        return (*super().modules, *(() if self.settings.is_simulated else (_ON_TORCH,)))
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        return {"num_instances": self.settings.knobs.num_instances}
-
     def cluster(self, settings: PrefillSettings) -> PrefillCluster:
         knobs, decoding = settings.knobs, None
         if knobs.decode != "none":
@@ -86,7 +78,7 @@ class PrefillDeployment(PolicyDeployment[PrefillSettings]):
             cost = cast(StepCost, settings.cost)
             decoding = Decoding(where=knobs.decode, cost=cost, kv_capacity=settings.kv_capacity)
         return PrefillCluster(
-            system=self.build(settings),
+            system=self.system.build(settings),
             cost=settings.cost,
             num_instances=knobs.num_instances,
             slo_s=settings.slo_s,

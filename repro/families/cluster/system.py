@@ -86,13 +86,8 @@ class PolicyDeployment(Generic[SettingsOf]):
         return SYSTEMS.get(self.cell.system)
 
     @property
-    def build(self) -> Callable[..., Any]:
-        build: Callable[..., Any] = self.system.build
-        return build
-
-    @property
     def modules(self) -> tuple[str, ...]:
-        return (self.build.__module__,)
+        return (self.system.build.__module__,) if hasattr(self.system, "build") else ()
 
     @property
     def options(self) -> dict[str, Any]:

@@ -43,10 +43,9 @@ from engines.knobs import with_knobs
 from repro.families.cost import DENOISING, describe_calibration, fit_of, load_calibration
 from repro.families.dllm.record import drive_engine, step_requests
 from repro.families.dllm.requests import grade_run
-from repro.families.dllm.settings import BATCH_RULES, DEFAULT_BATCH_RULE, REPLAY, Batching, DllmSettings
+from repro.families.dllm.settings import BATCH_RULES, DEFAULT_BATCH_RULE, Batching, DllmSettings
 from repro.runs.record import Obtained, OnProgress, RunRecord
 from repro.runs.step_driver import VirtualClock, WallClock
-from repro.tasks.registry import TASKS
 from repro.tasks.task import Task
 from repro.workloads.workload import Workload
 
@@ -100,16 +99,8 @@ class DllmDeployment:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        system_modules = (type(self.method).__module__, "repro.families.dllm.system")
-        is_simulated = self.settings.is_simulated
-        executors = [] if is_simulated else [ON_TORCH, self.method.torch_executors[self.batching.kind]]
-        if ":" in self.config.scheduler:
-            executors.append(self.config.scheduler)
-        if self.replayed is not None:
-            executors.append(REPLAY)
-        if self.task is not None:
-            executors.append(TASKS[self.task.name].module)
-        return (*system_modules, *(spec.partition(":")[0] for spec in executors))
+        executors = () if self.settings.is_simulated else (self.method.torch_executors[self.batching.kind],)
+        return (type(self.method).__module__, *(executor.partition(":")[0] for executor in executors))
 
     def check_machine(self) -> None:
         """Raise UserError if a measured run cannot run here. Any machine can simulate."""

@@ -42,7 +42,6 @@ class HttpDeployment:
     rate: float | None
     obtained: ClassVar[Obtained] = "measured"
     is_tied_here: ClassVar[bool] = True
-    modules: ClassVar[tuple[str, ...]] = (__name__, "repro.families.platforms")
 
     @property
     def basis(self) -> str:
@@ -156,14 +155,6 @@ class ServerDeployment:
     @property
     def basis(self) -> str:
         return self.launch.basis
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        return (__name__, type(self.launch).__module__, *self.driven.modules)
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        return {**self.driven.facts, "server": self.launch.facts}
 
     def check_machine(self) -> None:
         self.driven.check_machine()

@@ -189,8 +189,6 @@ class OverDynamo:
     tokenizer: Path | None
     """A checkpoint's folder; None for the embedded tokenizer, which has a text for every id of the tiny model."""
 
-    modules = (__name__, _ROUTER)
-
     @property
     def _environment(self) -> ServerEnvironment:
         return environments_of("dynamo")["cpu"]
@@ -285,7 +283,6 @@ class Direct:
     """Calls the coordinator directly, in this process."""
 
     basis = ""
-    modules: tuple[str, ...] = ()
 
     def check_machine(self) -> None:
         pass

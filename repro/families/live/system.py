@@ -23,14 +23,13 @@ from engines.errors import UserError, require
 from engines.knobs import Checked, Range, with_knobs
 from engines.knobs import resolve as resolve_knobs
 from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_causal
-from engines.policies.own import Plugin
-from engines.policies.routing import Binder, LeastKvMemory, Router
+from engines.policies.routing import LeastKvMemory
 from engines.policies.views import PrefillQueue, Slo
 from repro.families.cluster.ampd import POLICIES, REPLACED, ClusterPolicies
 from repro.families.cluster.ampd_record import AR, ROUNDS, round_ttft_s, slo_attainment, tables_of
 from repro.families.cluster.ampd_settings import DEFAULT_READING, Objective, SessionKnobs, session_config
 from repro.families.cluster.deployments import parse_deployment
-from repro.families.cluster.system import user_policies
+from repro.families.cluster.system import PolicyDeployment, PolicySettings, user_policies
 from repro.families.live.over_dynamo import Direct, Front, OverDynamo, seen_by_client
 from repro.families.platforms import platform
 from repro.runs.cell import Cell
@@ -81,13 +80,12 @@ class LiveKnobs(SessionKnobs, ClusterPolicies, Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LiveSettings:
+class LiveSettings(PolicySettings):
+    own: AmpdConfig
     knobs: LiveKnobs
     deployment: Deployment
-    policies: AmpdConfig
-    own: Mapping[str, Plugin]
-    """A user's own policies, by kind."""
     workload: SessionWorkloadConfig
+    obtained: ClassVar[Obtained] = "measured"
 
     @property
     def slo(self) -> Slo:
@@ -116,13 +114,13 @@ class LiveSettings:
         config = self.config
         return (config if isinstance(config, CausalConfig) else read_causal_config(Path(config))).vocab_size
 
-    @property
-    def basis(self) -> str:
-        """A digest of model, objectives and Redis scripts (without comments), on which the numbers depend besides Python and workload."""
-        texts = [(files("engines.ampd.live") / name).read_text() for name in ("state.lua", "operations.lua")]
-        scripts = [[line for line in text.splitlines() if not line.lstrip().startswith("--")] for text in texts]
-        text = repr((self.config, self.slo, DEFAULT_READING, scripts))
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+def _basis(model: str, slo: Slo) -> str:
+    """A digest of model, objectives and Redis scripts (without comments), on which the numbers depend besides Python and workload."""
+    texts = [(files("engines.ampd.live") / name).read_text() for name in ("state.lua", "operations.lua")]
+    scripts = [[line for line in text.splitlines() if not line.lstrip().startswith("--")] for text in texts]
+    text = repr((_TINY_CONFIG if model == TINY else model, slo, DEFAULT_READING, scripts))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def resolve(cell: Cell, system: str) -> LiveSettings:
@@ -137,14 +135,13 @@ def resolve(cell: Cell, system: str) -> LiveSettings:
     plugins = user_policies(requested, POLICIES, REPLACED)
     plugged = (plugin.knobs for plugin in plugins.values())
     knobs = resolve_knobs(LiveKnobs, requested, AmpdConfig, *plugged, workload_knobs(requested), system=system)
-    policies = with_knobs(AmpdConfig(), requested)
-    facts = {"model": _UNMEASURED, "slo": Slo(ttft_s=knobs.slo_ttft_s, itl_s=knobs.slo_itl_s), "seed": cell.seed}
+    slo = Slo(ttft_s=knobs.slo_ttft_s, itl_s=knobs.slo_itl_s)
     for plugin in plugins.values():
         module, _, name = plugin.where.partition(":")
         if plugin.kind.name == "queue" or knobs.frontend is not None:
             reason = why_not_importable(module, name, is_remote=plugin.kind.name != "queue")
             require(reason is None, f"{plugin.kind.name}={plugin.where!r} {reason}")
-        plugin.make_checked(**facts)
+        plugin.make_checked(model=_UNMEASURED, slo=slo, seed=cell.seed)
     deployment = parse_deployment(knobs.deployment)
     pools = (*deployment.prefill, *deployment.decode)
     require(
@@ -156,8 +153,15 @@ def resolve(cell: Cell, system: str) -> LiveSettings:
         knobs.frontend is None or knobs.model == TINY or (Path(knobs.model) / "tokenizer.json").is_file(),
         f"model={knobs.model!r} has no tokenizer.json, which frontend={knobs.frontend!r} reads: give a checkpoint's folder with one",
     )
-    workload = session_config(cell, knobs, num_sessions=_NUM_SESSIONS)
-    return LiveSettings(knobs=knobs, deployment=deployment, policies=policies, own=plugins, workload=workload)
+    return LiveSettings(
+        platform=target,
+        own=with_knobs(AmpdConfig(), requested),
+        policies=plugins,
+        basis=_basis(knobs.model, slo),
+        knobs=knobs,
+        deployment=deployment,
+        workload=session_config(cell, knobs, num_sessions=_NUM_SESSIONS),
+    )
 
 
 def workers_lived(record: RunRecord) -> Iterator[str]:
@@ -201,23 +205,13 @@ _NUM_SLOTS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class LiveDeployment:
-    title: str
-    settings: LiveSettings
-    seed: int
+class LiveDeployment(PolicyDeployment[LiveSettings]):
     front: Front
-    modules: tuple[str, ...]
-
-    obtained: ClassVar[Obtained] = "measured"
     is_tied_here: ClassVar[bool] = True
 
     @property
     def basis(self) -> str:
         return f"{self.settings.basis}{self.front.basis}"
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        return {"deployment": str(self.settings.deployment)}
 
     def check_machine(self) -> None:
         """Raise UserError unless there are a Redis client and, either running or installed, a Redis server."""
@@ -238,21 +232,20 @@ class LiveDeployment:
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
         from engines.ampd.live.coordinator import random_prompts
         from engines.ampd.live.decisions import replay
-        from engines.ampd.live.profile import profile_live
+        from engines.ampd.live.profile import profile_live, simulate_live
         from engines.ampd.live.record import answers, collect
 
         self.check_machine()
         settings, sessions = self.settings, workload.sessions
-        prompts = random_prompts(settings.vocab_size, self.seed)
+        prompts = random_prompts(settings.vocab_size, self.cell.seed)
         with self._fleet() as (store, fleet, url):
             profile = profile_live(store, settings.roles, prompts, on_turn=lambda ended: fleet.check())
             deciding = Deciding(
                 url=url,
                 prefix=store.prefix,
-                binder=self._binder(profile),
-                router=self._router(profile),
+                **self._policies(profile),
                 estimator=profile.performance,
-                window_s=settings.policies.window_s,
+                window_s=settings.own.window_s,
                 lease_s=settings.knobs.lease_s,
             )
             served = self.front.serve(deciding, sessions, prompts, store, fleet)
@@ -261,13 +254,21 @@ class LiveDeployment:
             started_s, mark, end_s = served.began, served.mark, served.end_s
             run = collect(store, sessions, started_s, settings.roles, {"end_s": end_s}, since=mark)
             replayed = replay(
-                store.log()[mark.decision :],
-                binder=self._binder(profile),
-                router=self._router(profile),
-                make_queue=lambda worker: self._make_queue(),
+                store.log()[mark.decision :], **self._policies(profile), make_queue=lambda worker: self._make_queue()
             )
             ids = [answers(store, session) for session in sessions]
-            simulated = compared(run, self._simulated(profile, workload))
+            simulated = simulate_live(
+                profile,
+                sessions,
+                num_homes=settings.num_homes,
+                num_prefills=settings.num_prefills,
+                **self._policies(profile),
+                estimator=profile.performance,
+                make_queue=self._make_queue,
+                kv_capacity=settings.knobs.kv_tokens,
+                window_s=settings.own.window_s,
+            )
+            errors = compared(run, simulated)
             client_facts = None
             if served.exchanges is not None:
                 run, client_facts = seen_by_client(served.exchanges, run, store)
@@ -287,23 +288,19 @@ class LiveDeployment:
             "lost_workers": [*losses.workers, *sorted({*ended} - {*losses.workers})],
             "prefills_taken_back": losses.num_taken_back,
             "profile": _facts_of_profile(profile),
-            "simulated": simulated,
+            "simulated": errors,
         }
         if client_facts is not None:
             facts["frontend"] = {**served.facts, **client_facts}
-        record = RunRecord(tables=tables_of(run), manifest=self._manifest(workload, facts))
+        record = self.record(
+            tables_of(run),
+            model=settings.knobs.model,
+            calibration=None,
+            platform="this CPU",
+            provenance=workload.provenance,
+            facts=facts,
+        )
         return record.with_columns(REQUESTS, submit_lag_s=served.lags_s)
-
-    def _manifest(self, workload: SessionWorkload, facts: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "obtained": self.obtained,
-            "calibration": None,
-            "dataset": asdict(workload.provenance),
-            "platform": "this CPU",
-            "model": self.settings.knobs.model,
-            "system": self.title,
-            "facts": facts,
-        }
 
     @contextmanager
     def _fleet(self) -> "Iterator[tuple[Store, Fleet, str]]":
@@ -318,7 +315,7 @@ class LiveDeployment:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ampd-redis-"))
                 url = stack.enter_context(RedisServer(Path(folder))).url
             store = Store.connect(url, prefix)
-            store.call("create", settings.policies.window_s)
+            store.call("create", settings.own.window_s)
             cores = sorted(os.sched_getaffinity(0))
             specs = [
                 WorkerSpec(
@@ -343,38 +340,19 @@ class LiveDeployment:
     @property
     def _make_queue(self) -> Callable[[], PrefillQueue]:
         settings = self.settings
-        make = settings.policies.make_queue if (plugin := settings.own.get("queue")) is None else plugin.make
+        make = settings.own.make_queue if (plugin := settings.policies.get("queue")) is None else plugin.make
         return partial(make, slo=settings.slo)
 
-    def _router(self, profile: "LiveProfile") -> Router:
+    def _policies(self, profile: "LiveProfile") -> dict[str, Any]:
+        """A new router and binder: a user's own, else AMPD's."""
         settings = self.settings
-        make = settings.policies.make_router if (plugin := settings.own.get("router")) is None else plugin.make
-        router: Router = make(model=profile.performance, slo=settings.slo, seed=self.seed)
-        return router
-
-    def _binder(self, profile: "LiveProfile") -> Binder:
-        settings = self.settings
-        if (plugin := settings.own.get("binder")) is None:
-            return LeastKvMemory()
-        binder: Binder = plugin.make(model=profile.performance, slo=settings.slo, seed=self.seed)
-        return binder
-
-    def _simulated(self, profile: "LiveProfile", workload: SessionWorkload) -> "ClusterRun":
-        from engines.ampd.live.profile import simulate_live
-
-        settings = self.settings
-        return simulate_live(
-            profile,
-            workload.sessions,
-            num_homes=settings.num_homes,
-            num_prefills=settings.num_prefills,
-            binder=self._binder(profile),
-            router=self._router(profile),
-            estimator=profile.performance,
-            make_queue=self._make_queue,
-            kv_capacity=settings.knobs.kv_tokens,
-            window_s=settings.policies.window_s,
-        )
+        makes: dict[str, Callable[..., Any]] = {
+            "router": settings.own.make_router,
+            "binder": lambda **_: LeastKvMemory(),
+            **{kind: plugin.make for kind, plugin in settings.policies.items() if kind != "queue"},
+        }
+        facts = {"model": profile.performance, "slo": settings.slo, "seed": self.cell.seed}
+        return {kind: make(**facts) for kind, make in makes.items()}
 
 
 def _facts_of_profile(profile: "LiveProfile") -> dict[str, Any]:
@@ -418,14 +396,6 @@ def compared(run: "ClusterRun", simulated: "ClusterRun") -> dict[str, dict[str, 
     return latencies
 
 
-_MODULES = (
-    "engines.ampd.live.prefill",
-    "engines.ampd.live.decode",
-    "engines.ampd.live.profile",
-    "repro.families.live.system",
-)
-
-
 class LiveSystem:
     name = "ampd-live"
     title = "AMPD live"
@@ -447,10 +417,7 @@ class LiveSystem:
                 limits=Limits(vocab_size=settings.vocab_size, max_len=max_len),
                 tokenizer=None if settings.knobs.model == TINY else Path(settings.knobs.model),
             )
-        deployment = LiveDeployment(
-            title=self.title, settings=settings, seed=cell.seed, front=front, modules=(*_MODULES, *front.modules)
-        )
-        return deployment, workload
+        return LiveDeployment(cell=cell, settings=settings, front=front), workload
 
 
 AMPD_LIVE = LiveSystem()

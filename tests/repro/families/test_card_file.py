@@ -202,7 +202,9 @@ def test_a_calibration_is_what_every_family_is_charged_by(system, own_folder):
     assert "uncalibrated" not in done.manifest["calibration"]
     assert done.tables["requests"]["finished_s"] != peaks
     settings = prepare(cell(system, "fitted.yaml")).deployment.settings
-    constants = {"ampd": lambda: settings.ground.hardware.constants, "laps": lambda: settings.knobs.constants}.get(system)
+    constants = {"ampd": lambda: settings.ground.hardware.constants, "laps": lambda: settings.knobs.constants}.get(
+        system
+    )
     if constants is not None:
         assert {name: getattr(constants(), name) for name in PLANTED} == PLANTED
 

@@ -69,7 +69,7 @@ class Nearby:
 def test_a_router_of_one_s_own_decides_as_in_a_simulation(monkeypatch):
     where = f"{__name__}:Nearby"
     deployment, _ = prepared(cell(num_prompts=2, router=where))
-    made = deployment._router(SimpleNamespace(performance="measured"))
+    made = deployment._policies(SimpleNamespace(performance="measured"))["router"]
     assert isinstance(made, Nearby)
     assert made.told == ("measured", deployment.settings.slo, 0)
 
