@@ -174,11 +174,11 @@ def build_workload(
     require(1 <= low <= high, f"min_prompt_len={low}, max_prompt_len={high}: need 1 <= min <= max")
     require(
         fixed is None or low <= fixed <= high,
-        f"fixed_prompt_len={fixed} must be between min_prompt_len={low} and max_prompt_len={high}",
+        f"input_len={fixed} must be between {low} and {high}, what an answer leaves for a prompt here: change it or gen_length",
     )
     require(
         fixed is None or config.length_scale == 1.0,
-        f"length_scale={config.length_scale} has no effect with fixed_prompt_len={fixed}: drop one of them",
+        f"length_scale={config.length_scale} has no effect with input_len={fixed}: drop one of them",
     )
     card = load_card(config.dataset)
     path, unit, arrivals = config.dataset_path, config.time_unit, config.arrivals

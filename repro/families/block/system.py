@@ -324,19 +324,14 @@ def _engine_request(request: Request, settings: BlockSettings, seed: int, stop_i
 
 
 def _dataset_workload(cell: Cell, settings: BlockSettings) -> Workload:
-    knobs, room = settings.knobs, max(room_for_prompt(settings), MIN_PROMPT_LEN)
-    require(
-        knobs.input_len is None or MIN_PROMPT_LEN <= knobs.input_len <= room,
-        f"input_len={knobs.input_len} must be between {MIN_PROMPT_LEN} and {room}, what gen_length={knobs.gen_length} and a block of "
-        f"{settings.block} leave of max_model_len={settings.max_model_len}: correct it",
-    )
+    knobs = settings.knobs
     config = WorkloadConfig(
         dataset=cell.dataset,
         num_requests=knobs.num_prompts,
         seed=cell.seed,
         arrivals=arrivals_of(cell.rate, knobs),
         length_scale=1.0 if knobs.input_len is not None else knobs.length_scale,
-        max_prompt_len=room,
+        max_prompt_len=max(room_for_prompt(settings), MIN_PROMPT_LEN),
         min_prompt_len=MIN_PROMPT_LEN,
         fixed_prompt_len=knobs.input_len,
     )

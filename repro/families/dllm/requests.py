@@ -43,11 +43,7 @@ def room_for_prompt(settings: DllmSettings) -> int:
 
 def requests_of(cell: Cell, settings: DllmSettings) -> Workload:
     """The workload of a data set: with token ids if the model runs, else with lengths only."""
-    requested, limit = settings.asked, room_for_prompt(settings)
-    require(
-        requested.input_len is None or MIN_PROMPT_LEN <= requested.input_len <= limit,
-        f"input_len={requested.input_len} must be between {MIN_PROMPT_LEN} and {limit} here: change it or gen_length",
-    )
+    requested = settings.asked
     config = WorkloadConfig(
         dataset=cell.dataset,
         num_requests=requested.num_prompts,
@@ -57,7 +53,7 @@ def requests_of(cell: Cell, settings: DllmSettings) -> Workload:
         dataset_path=requested.dataset_path,
         time_unit=requested.time_unit,
         length_scale=requested.length_scale,
-        max_prompt_len=limit,
+        max_prompt_len=room_for_prompt(settings),
         min_prompt_len=MIN_PROMPT_LEN,
         fixed_prompt_len=requested.input_len,
         may_replace_arrivals=requested.dataset_path is None or requested.arrivals is not None,
@@ -142,8 +138,9 @@ def require_task(task: Task | None, cell: Cell) -> Task:
     return task
 
 
-def task_workload(cell: Cell, settings: DllmSettings, task: Task, limit: int) -> Workload:
-    """One request per problem, in problem order. Raises UserError for a prompt above ``limit`` tokens; we never cut prompts."""
+def task_workload(cell: Cell, settings: DllmSettings, task: Task) -> Workload:
+    """One request per problem, in problem order. Raises UserError for a prompt that does not fit; we never cut prompts."""
+    limit = room_for_prompt(settings)
     prompts = encode_prompts(task, settings.model, config_of(settings.model).family)
     longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
     if len(prompts[longest]) > limit:

@@ -21,7 +21,7 @@ from engines.models.checkpoint import PUBLISHED_CONFIGS, config_of
 from engines.models.config import check_division
 from repro.families.dllm.deployment import ON_TORCH, DllmDeployment, plan_packed, plan_static
 from repro.families.dllm.record import DLLM
-from repro.families.dllm.requests import requests_of, room_for_prompt, task_of, task_workload, traced_requests
+from repro.families.dllm.requests import requests_of, task_of, task_workload, traced_requests
 from repro.families.dllm.settings import PACKED_STEPS, READINGS, REPLAY, SIMULATED_READING, BaselineKnobs, DllmSettings
 from repro.families.platforms import DllmPart, platform
 from repro.runs.cell import NOTES, Cell, Scalar
@@ -83,7 +83,7 @@ class DllmSystem:
         elif task is None:
             workload = requests_of(cell, settings)
         else:
-            workload = task_workload(cell, settings, task, room_for_prompt(settings))
+            workload = task_workload(cell, settings, task)
         # Requests of a file may ask for less than the settings, by which we count the pool's rows per request.
         min_tokens = settings.generation.gen_length + MIN_PROMPT_LEN
         deployment = self.deployment(settings, [max(min_tokens, request.total_len) for request in workload.requests])
