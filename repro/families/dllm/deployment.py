@@ -12,7 +12,7 @@ executor our code stands in for the published code, and only the batch may be sm
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -43,7 +43,7 @@ from engines.knobs import with_knobs
 from repro.families.cost import DENOISING, describe_calibration, fit_of, load_calibration
 from repro.families.dllm.record import drive_engine, step_requests
 from repro.families.dllm.requests import grade_run
-from repro.families.dllm.settings import BATCH_RULES, DEFAULT_BATCH_RULE, Batching, DllmSettings
+from repro.families.dllm.settings import BATCH_RULES, DEFAULT_BATCH_RULE, DllmSettings
 from repro.runs.record import Obtained, OnProgress, RunRecord
 from repro.runs.step_driver import VirtualClock, WallClock
 from repro.tasks.task import Task
@@ -60,24 +60,40 @@ class DllmDeployment:
     method: Method
     settings: DllmSettings
     sampler: Sampler
-    batching: Batching
     config: EngineConfig
     longest: int = 0
     """Tokens of the workload's longest request."""
     kv_rows: int = 0
     batch_size: int | None = None
     """The most requests of a static batch; None if steps are packed."""
-    room: Callable[[int, int], bool] | None = None
-    """Given the longest request's tokens and the number of requests, says whether a batch fits. Only if each batch is sized on its own."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Knobs that the cell always names, even if they were not given: the reading of a simulated baseline."""
     calibration: Calibration | None = None
     """Calibration of a simulated card, in place of the stored one."""
     replayed: Replayed | None = None
     """The recorded steps that its simulated steps follow."""
     task: Task | None = None
     """The task whose problems the workload asks; None if nothing is graded."""
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether batching is continuous, on dLLM-Serve's engine. Otherwise padded batches run to completion."""
+        return not isinstance(self.method, PublishedMethod) or self.settings.baseline.reading == "policy"
+
+    @property
+    def is_upstream(self) -> bool:
+        """Whether batches are limited to those that published code can hold, and simulated steps also charge its copies of logits."""
+        return not self.is_packed and self.settings.baseline.reading == "published"
+
+    @property
+    def is_sized_each(self) -> bool:
+        """Whether each static batch has a size of its own."""
+        return self.settings.baseline.batch_rule == "batch"
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """Knobs that the cell always names, even if they were not given: the reading of a simulated baseline."""
+        is_reading = isinstance(self.method, PublishedMethod) and self.settings.is_simulated
+        return {"reading": self.settings.baseline.reading} if is_reading else {}
 
     @property
     def obtained(self) -> Obtained:
@@ -99,7 +115,11 @@ class DllmDeployment:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        executors = () if self.settings.is_simulated else (self.method.torch_executors[self.batching.kind],)
+        executors = (
+            ()
+            if self.settings.is_simulated
+            else (self.method.torch_executors["packed" if self.is_packed else "static"],)
+        )
         return (type(self.method).__module__, *(executor.partition(":")[0] for executor in executors))
 
     def check_machine(self) -> None:
@@ -111,7 +131,7 @@ class DllmDeployment:
         pool, rule, exact = KvPool(self.kv_rows), self.sampler.rule, self.sampler.exact_steps
         if self.replayed is not None and sees(rule) and not isinstance(rule, RowRule):
             rule = ReplayedRule(rule=rule, replayed=self.replayed)
-        if self.batching.kind == "packed":
+        if self.is_packed:
             kind, knobs = scheduler_of(self.config.scheduler), self.settings.scheduler_knobs
             arguments = {"own": with_knobs(kind.knobs(), knobs)} if knobs else {}
             scheduler = ask(kind, self.config, pool, rule, exact_steps=exact, **arguments)
@@ -131,7 +151,7 @@ class DllmDeployment:
             batch_size=self.batch_size,
             exact_steps=exact,
             mixes_lengths=getattr(self.method, "mixes_lengths", True),
-            room=self.room,
+            room=partial(_fits, self) if self.is_sized_each else None,
         )
 
     @contextmanager
@@ -143,17 +163,14 @@ class DllmDeployment:
             return
         card = self.settings.platform.gpu
         assert card is not None, "settings refuse the roofline where there is no GPU model"
-        cost = self.cost_on(card)
-        executor: Executor = self.charged_to(cost, is_upstream=self.batching.is_upstream)
+        executor: Executor = self.charged_to(self.cost_on(card), is_upstream=self.is_upstream)
         if self.replayed is not None:
             executor = ReplayingExecutor(executor, self.replayed)
         yield Engine(self.scheduler(), executor), self
 
     def following(self, replayed: Replayed) -> "DllmDeployment":
         """The deployment with simulated steps that follow a recorded run's. Raises UserError unless steps are packed."""
-        require(
-            self.batching.kind == "packed", "replay follows packed steps alone: use reading='policy', or leave it out"
-        )
+        require(self.is_packed, "replay follows packed steps alone: use reading='policy', or leave it out")
         return replace(self, replayed=replayed)
 
     def cost_on(self, card: str | Gpu) -> StepPrice:
@@ -164,7 +181,7 @@ class DllmDeployment:
 
     def charged_to(self, roofline: StepPrice, *, is_upstream: bool) -> RooflineExecutor:
         """The executor that charges steps to a roofline. With ``is_upstream`` it also charges the copies of published code."""
-        if self.batching.kind == "packed":
+        if self.is_packed:
             return self.method.packed_roofline(roofline, self.config, self.sampler)
         copied_bytes = self.sampler.reduction_traffic_per_value(roofline.shape.dtype_bytes) if is_upstream else 0
         return self.published.static_roofline(roofline, self.config, self.sampler, copied_bytes_per_logit=copied_bytes)
@@ -273,7 +290,7 @@ def pool_rows(deployment: DllmDeployment, *, activations_measured_bytes: int | N
 
 def _fits(deployment: DllmDeployment, longest: int, members: int) -> bool:
     """Whether a batch of ``members`` requests, padded to the longest, fits in memory."""
-    footprint = _footprint(deployment, longest, is_upstream=deployment.batching.is_upstream)
+    footprint = _footprint(deployment, longest, is_upstream=deployment.is_upstream)
     return footprint.peak_bytes(members) <= deployment.settings.memory_limit
 
 
@@ -287,12 +304,10 @@ def plan_static(deployment: DllmDeployment, lengths: Sequence[int]) -> DllmDeplo
     )
     _check_rule(deployment)
     deployment = replace(deployment, longest=max(lengths))
-    if settings.baseline.batch_rule == "batch":
-        deployment = replace(deployment, room=partial(_fits, deployment))
     max_members = most_members(deployment)
     check_in_step(settings.generation, deployment.sampler.decode, max_members)
     facts = dict(_planned(deployment, max_members) if requested is None else _requested(deployment, max_members))
-    if deployment.batching.is_upstream and settings.is_simulated:
+    if deployment.is_upstream and settings.is_simulated:
         # Longer requests take more memory, so we find the fitting ones by bisection.
         ordered = sorted(lengths)
         fitting = bisect_right(
@@ -311,7 +326,7 @@ def sized(deployment: DllmDeployment, facts: Mapping[str, Any]) -> DllmDeploymen
     config = replace(deployment.config, max_num_batched_tokens=batch_size * settings.engine.max_model_len)
     rows = deployment.sampler.rows_of_request(deployment.longest, settings.generation)
     kv_rows = batch_size * rows
-    if deployment.room is not None:
+    if deployment.is_sized_each:
         free = settings.memory_limit - _footprint(deployment, deployment.longest).fixed_bytes
         kv_rows = max(rows, min(kv_rows, free // settings.shape.kv_bytes_per_token))
     return replace(deployment, config=config, kv_rows=kv_rows, batch_size=batch_size, facts=facts)
@@ -325,11 +340,11 @@ def most_members(deployment: DllmDeployment) -> int:
         return min(max_members, baseline.batch_size)
     if baseline.batch_rule == "one":
         return 1
-    if not deployment.batching.is_upstream:
+    if not deployment.is_upstream:
         return max_members
     if not deployment.published.batches_upstream:
         return 1
-    if deployment.room is not None:
+    if deployment.is_sized_each:
         return max_members
     footprint = _footprint(deployment, member_tokens(deployment), is_upstream=True)
     return min(max_members, max(1, (settings.memory_limit - footprint.fixed_bytes) // footprint.per_request_bytes))
@@ -353,12 +368,12 @@ def batch_facts(batch: FoundBatch, deployment: DllmDeployment, limit: int) -> Ma
 
 def _planned(deployment: DllmDeployment, limit: int) -> Mapping[str, Any]:
     settings = deployment.settings
-    rule, size = BATCH_RULES[settings.baseline.batch_rule], limit if deployment.room is None else None
-    if deployment.batching.is_upstream and settings.is_simulated:
+    rule, size = BATCH_RULES[settings.baseline.batch_rule], None if deployment.is_sized_each else limit
+    if deployment.is_upstream and settings.is_simulated:
         is_batched = deployment.published.batches_upstream
         how = f"{rule}, in published code's memory" if is_batched else "one request at a time, as published code serves"
         return {"batch_size": size, "batch_obtained": how}
-    if deployment.room is not None:
+    if deployment.is_sized_each:
         return {"batch_size": size, "batch_obtained": f"{rule}, by the memory model"}
     footprint = _footprint(deployment, member_tokens(deployment))
     batch = largest_batch(footprint.peak_bytes, settings.memory_limit, fixed_bytes=footprint.fixed_bytes, most=limit)
@@ -367,12 +382,12 @@ def _planned(deployment: DllmDeployment, limit: int) -> Mapping[str, Any]:
 
 def _largest_facts(batch: FoundBatch, deployment: DllmDeployment, how: str) -> Mapping[str, Any]:
     rule = BATCH_RULES[deployment.settings.baseline.batch_rule]
-    within = ", up to what published code could hold" if deployment.batching.is_upstream else ""
+    within = ", up to what published code could hold" if deployment.is_upstream else ""
     return {"batch_size": batch.size, "batch_obtained": f"{rule}, {how}{within}", "batch_peak_bytes": batch.peak_bytes}
 
 
 def _requested(deployment: DllmDeployment, requested: int) -> Mapping[str, Any]:
-    settings, is_upstream = deployment.settings, deployment.batching.is_upstream
+    settings, is_upstream = deployment.settings, deployment.is_upstream
     assert settings.baseline.batch_size is not None
     facts = {"batch_size": requested, "batch_obtained": _size_text(settings.baseline.batch_size, requested)}
     if not settings.is_simulated:
@@ -406,7 +421,7 @@ def _check_rule(deployment: DllmDeployment) -> None:
         "batch_rule='batch' needs executor='roofline', as batches of a measured run are found once: use workload or max_model_len",
     )
     require(
-        method.batches_upstream or not deployment.batching.is_upstream,
+        method.batches_upstream or not deployment.is_upstream,
         f"batch_rule={baseline.batch_rule!r} has no effect with system={method.name!r} and reading={baseline.reading!r}, whose code "
         "serves one request at a time: leave it out",
     )

@@ -95,7 +95,7 @@ def assemble(deployment: DllmDeployment, group: TensorParallel | None = None) ->
     else:
         dtype, weights = parse_dtype(settings.dtype), settings.weights
         model = load_shard(settings.model, group, dtype=dtype, weights=weights)  # type: ignore[arg-type]
-    if deployment.batching.kind == "packed":
+    if deployment.is_packed:
         deployment = _with_measured_pool(deployment, model, group)
     else:
         deployment = sized(deployment, {**deployment.facts, **_measured_batch(deployment)})
@@ -115,7 +115,7 @@ def assemble(deployment: DllmDeployment, group: TensorParallel | None = None) ->
 
 def _executor(deployment: DllmDeployment, model: DiffusionModel, stops: Collection[int] | None) -> TorchExecutor:
     method, settings = deployment.method, deployment.settings
-    if deployment.batching.kind == "packed":
+    if deployment.is_packed:
         return method.packed_torch(
             model,
             deployment.config,

@@ -289,10 +289,7 @@ def _step_works(recorded: Recorded) -> Sequence[StepWork]:
     settings = system.settings(cell)
     requests = recorded.workload(cell, settings.generation).requests
     deployment = system.deployment(settings, [request.total_len for request in requests])
-    require(
-        deployment.batching.kind == "packed",
-        f"measured={recorded.file!r} ran static batches: give a run of packed steps",
-    )
+    require(deployment.is_packed, f"measured={recorded.file!r} ran static batches: give a run of packed steps")
     facts = run.facts
     deployment = replace(deployment, kv_rows=int(facts.get("kv_rows", deployment.kv_rows)))
     counting = _Counting(

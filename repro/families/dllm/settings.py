@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from engines.dllm.config import MEASURED, PACKED, EngineConfig, GenerationConfig
 from engines.knobs import SOMETHING, Checked, Fixed, Memory, Needs, Only, Range
@@ -87,14 +87,6 @@ class BaselineKnobs(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batching:
-    kind: Literal["packed", "static"]
-    """``packed``: continuous batching on dLLM-Serve's engine; ``static``: padded batches that run to completion."""
-    is_upstream: bool = False
-    """Whether batches are limited to those that published code can hold, and simulated steps also charge its copies of logits."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ReplayKnobs(Checked):
     """The measured run that a simulation follows, because only a model can decide how its steps go."""
 
@@ -103,8 +95,6 @@ class ReplayKnobs(Checked):
     replay_drawn: Annotated[bool, SIMULATED, Needs(replay=SOMETHING)] = False
     """Serve other requests than the replayed run's. Each of their blocks follows a block of that run, drawn evenly."""
 
-
-PACKED_STEPS = Batching(kind="packed")
 
 BATCH_RULES: Mapping[BatchRule, str] = {
     "one": "one request at a time",
@@ -116,30 +106,19 @@ BATCH_RULES: Mapping[BatchRule, str] = {
 "preliminary profiling", but does not say what was profiled."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    text: str
+class Reading(NamedTuple):
     title: str
     """Its name in the title of a figure."""
-    batching: Batching
+    text: str
 
 
 READINGS: Mapping[ReadingName, Reading] = {
     "published": Reading(
-        title="baselines as published",
-        text="baselines as published: batches that published code's memory holds, and its copies of logits",
-        batching=Batching(kind="static", is_upstream=True),
+        "baselines as published",
+        "baselines as published: batches that published code's memory holds, and its copies of logits",
     ),
-    "efficient": Reading(
-        title="baselines in our code",
-        text="baselines in our implementation, largest static batch",
-        batching=Batching(kind="static"),
-    ),
-    "policy": Reading(
-        title="baselines' policies, batched alike",
-        text="baselines' cache policies under continuous batching",
-        batching=PACKED_STEPS,
-    ),
+    "efficient": Reading("baselines in our code", "baselines in our implementation, largest static batch"),
+    "policy": Reading("baselines' policies, batched alike", "baselines' cache policies under continuous batching"),
 }
 """The meanings of a baseline in a comparison. Only the first compares to the paper. The last isolates the policy: only refresh rule,
 retention and decode rule differ from dLLM-Serve."""

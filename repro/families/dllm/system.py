@@ -22,7 +22,7 @@ from engines.models.config import check_division
 from repro.families.dllm.deployment import ON_TORCH, DllmDeployment, plan_packed, plan_static
 from repro.families.dllm.record import DLLM
 from repro.families.dllm.requests import requests_of, task_of, task_workload, traced_requests
-from repro.families.dllm.settings import PACKED_STEPS, READINGS, REPLAY, SIMULATED_READING, BaselineKnobs, DllmSettings
+from repro.families.dllm.settings import REPLAY, SIMULATED_READING, BaselineKnobs, DllmSettings
 from repro.families.platforms import DllmPart, platform
 from repro.runs.cell import NOTES, Cell, Scalar
 from repro.runs.family import Family
@@ -154,18 +154,16 @@ class DllmSystem:
     def deployment(self, settings: DllmSettings, lengths: list[int]) -> DllmDeployment:
         """A deployment that we plan by arithmetic, for requests of these total lengths."""
         sampler = self.method.sampler(config_of(settings.model).family, settings.options)
-        # dLLM-Serve is packed, whatever the baselines stand for.
-        batching = READINGS[settings.baseline.reading].batching if self.has_readings else PACKED_STEPS
-        require(lengths != [], "the workload has no requests: ask for at least one")
+        is_packed = not self.has_readings or settings.baseline.reading == "policy"
         check_rule(sampler.rule, settings.generation.steps)
         if settings.is_simulated:
             check_simulated("method", self.method, keeps_state=True)
             if settings.replay is None or isinstance(sampler.rule, RowRule):
                 check_simulated("refresh rule", sampler.rule)
-            if batching.kind == "packed":
+            if is_packed:
                 check_simulated("scheduler", scheduler_of(settings.engine.scheduler), keeps_state=True)
         require(
-            batching.kind == "packed" or not sees(sampler.rule),
+            is_packed or not sees(sampler.rule),
             f"refresh rule {type(sampler.rule).__name__} decides for each request as it goes, and members of a static batch are in "
             f"step: use reading='policy'",
         )
@@ -178,16 +176,8 @@ class DllmSystem:
             decode=sampler.decode,
             suppress_mask_token=sampler.suppress_mask_token,
         )
-        stands_for_one = self.has_readings and settings.is_simulated
-        deployment = DllmDeployment(
-            method=self.method,
-            settings=settings,
-            sampler=sampler,
-            batching=batching,
-            config=config,
-            defaults={"reading": settings.baseline.reading} if stands_for_one else {},
-        )
-        return (plan_packed if batching.kind == "packed" else plan_static)(deployment, lengths)
+        deployment = DllmDeployment(method=self.method, settings=settings, sampler=sampler, config=config)
+        return (plan_packed if is_packed else plan_static)(deployment, lengths)
 
 
 def resolve(cell: Cell, method: Method) -> DllmSettings:
