@@ -132,7 +132,6 @@ def dynamo(
     is_chunked = config.scheduling == "chunked"
     batching = Chunked(max_num_batched_tokens=config.max_num_batched_tokens) if is_chunked else ONE_BY_ONE
     return Cluster(
-        name="dynamo" if config.conditional is None else "dynamo-conditional",
         hardware=hardware,
         deployment=deployment,
         policies=Policies(

@@ -114,9 +114,7 @@ class SglangConfig(PdConfig):
     """Replay captured sizes, as newer versions of SGLang do; the paper's baselines did not."""
 
 
-def sglang(
-    config: SglangConfig | None = None, model: StepModel | None = None, *, name: str = "sglang"
-) -> PrefillSystem:
+def sglang(config: SglangConfig | None = None, model: StepModel | None = None) -> PrefillSystem:
     """``model`` names the captured rungs; only ``prefill_graphs`` needs it."""
     config = config or SglangConfig()
     batching = TokenBudget(max_num_batched_tokens=config.max_num_batched_tokens or CHUNKED_PREFILL_SIZE)
@@ -128,7 +126,6 @@ def sglang(
         )
         choice = GuardedRungs(rungs)
     return PrefillSystem(
-        name=name,
         make_batching=lambda: WithGraphs(batching, choice),
         make_router=make_router(config.routing or "round-robin"),
         work_s=None if model is None else model.work_s,
@@ -136,24 +133,20 @@ def sglang(
 
 
 def graphs_only(
-    model: StepModel,
-    *,
-    graphs: Graphs = "cheapest",
-    max_num_batched_tokens: int = CHUNKED_PREFILL_SIZE,
-    name: str = "graphs-only",
+    model: StepModel, *, graphs: Graphs = "cheapest", max_num_batched_tokens: int = CHUNKED_PREFILL_SIZE
 ) -> PrefillSystem:
     """LAPS with only its graphs (Figure 6): SGLang's batches, which replay a captured shape if they fit one."""
     batching = TokenBudget(max_num_batched_tokens=max_num_batched_tokens)
     choice = graph_choice(graphs, model, tuple(model.shapes))
     require(choice is not None, "graphs='none' leaves plain SGLang: use sglang-pd")
     return PrefillSystem(
-        name=name, make_batching=lambda: WithGraphs(batching, choice), make_router=InstancesInTurn, work_s=model.work_s
+        make_batching=lambda: WithGraphs(batching, choice), make_router=InstancesInTurn, work_s=model.work_s
     )
 
 
-def vllm_pd(config: PdConfig | None = None, *, name: str = "vllm-pd") -> PrefillSystem:
+def vllm_pd(config: PdConfig | None = None) -> PrefillSystem:
     """vLLM's prefill side: chunked prefill, first come, first served, plain data parallelism."""
     config = config or PdConfig()
     batching = Chunked(max_num_batched_tokens=config.max_num_batched_tokens or CHUNK_TOKENS)
     router = make_router(config.routing or "round-robin")
-    return PrefillSystem(name=name, make_batching=lambda: batching, make_router=router)
+    return PrefillSystem(make_batching=lambda: batching, make_router=router)

@@ -131,7 +131,6 @@ def _colocated(
         max_num_batched_tokens=tokens, max_num_seqs=config.max_num_seqs or MAX_NUM_SEQS
     )
     return Cluster(
-        name=name,
         hardware=hardware,
         deployment=deployment,
         policies=Policies(

@@ -57,7 +57,6 @@ def ampd(
     config = config or AmpdConfig()
     require(bool(deployment.prefill), f"deployment={deployment}: AMPD needs prefill workers, give a disaggregated one")
     return Cluster(
-        name="ampd",
         hardware=hardware,
         deployment=deployment,
         policies=Policies(

@@ -361,7 +361,6 @@ class DecodeSimulation(Simulation):
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    name: str
     hardware: Hardware
     deployment: Deployment
     policies: Policies

@@ -233,7 +233,6 @@ class Spatial(Checked):
 class PrefillSystem:
     """A prefill system. Policies keep state, so factories make new ones for every instance of every run."""
 
-    name: str
     make_batching: Callable[[], Batching]
     make_queue: Callable[[], PrefillQueue] = PrefillQueue
     make_router: Callable[[], InstanceRouter] = InstancesInTurn
@@ -256,7 +255,7 @@ class LapsConfig(Checked):
     spatial: Spatial | None = None
 
 
-def laps(model: StepModel, config: LapsConfig | None = None, *, name: str = "laps") -> PrefillSystem:
+def laps(model: StepModel, config: LapsConfig | None = None) -> PrefillSystem:
     """Return LAPS. ``model`` must know the captured shapes (``StepModel.profile(cost, shapes_of(graphs))``)."""
     config = config or LapsConfig()
     captured = tuple(model.shapes)
@@ -265,7 +264,6 @@ def laps(model: StepModel, config: LapsConfig | None = None, *, name: str = "lap
     wait_config = replace(config.wait, slo_s=config.slo_s)
 
     return PrefillSystem(
-        name=name,
         make_queue=lambda: ClassQueue(config.boundary),
         make_batching=lambda: WithGraphs(
             TemporalDisaggregation(AdaptiveWait(wait_config, depths, model.batch_s), config.temporal), choice
@@ -277,16 +275,16 @@ def laps(model: StepModel, config: LapsConfig | None = None, *, name: str = "lap
 
 
 def srpt(
-    model: StepModel, size: StepSize | None = None, *, aging: float = 0.0, graphs: Graphs = "ladder", name: str = "srpt"
+    model: StepModel, size: StepSize | None = None, *, aging: float = 0.0, graphs: Graphs = "ladder"
 ) -> PrefillSystem:
     """Shortest remaining prefill first. It takes Reserve's steps without deadlines, and a wait counts only by ``aging``, so that only
     the order differs."""
-    return reserve(model, _reserve_config(size, slo_s=None, aging=aging), graphs=graphs, name=name)
+    return reserve(model, _reserve_config(size, slo_s=None, aging=aging), graphs=graphs)
 
 
 def edf(model: StepModel, size: StepSize | None = None, *, graphs: Graphs = "ladder") -> PrefillSystem:
     """Earliest due time first, late or not, in the same steps. With one objective for all, that is by arrival."""
-    return srpt(model, size, aging=_ALL_WORK, graphs=graphs, name="edf")
+    return srpt(model, size, aging=_ALL_WORK, graphs=graphs)
 
 
 def moore_hodgson(
@@ -294,7 +292,7 @@ def moore_hodgson(
 ) -> PrefillSystem:
     """The same steps, but as few requests as possible are given up."""
     config = _reserve_config(size, slo_s=slo_s)
-    return _our_system(lambda: MooreHodgson(model, config), model, graphs, "moore-hodgson")
+    return _our_system(lambda: MooreHodgson(model, config), model, graphs)
 
 
 def _reserve_config(size: StepSize | None, **config: float | None) -> ReserveConfig:
@@ -307,25 +305,20 @@ _ALL_WORK = 1e6
 """An aging by which the shortest wait counts more than all work of a prefill."""
 
 
-def reserve(
-    model: StepModel, config: ReserveConfig | None = None, *, graphs: Graphs = "ladder", name: str = "reserve"
-) -> PrefillSystem:
+def reserve(model: StepModel, config: ReserveConfig | None = None, *, graphs: Graphs = "ladder") -> PrefillSystem:
     config = config or ReserveConfig()
     Reserve(model, config)  # shows wrong options before any run
-    return _our_system(lambda: Reserve(model, config), model, graphs, name)
+    return _our_system(lambda: Reserve(model, config), model, graphs)
 
 
-def on_time(
-    model: StepModel, config: OnTimeConfig | None = None, *, graphs: Graphs = "ladder", name: str = "on-time"
-) -> PrefillSystem:
+def on_time(model: StepModel, config: OnTimeConfig | None = None, *, graphs: Graphs = "ladder") -> PrefillSystem:
     config = config or OnTimeConfig()
-    return _our_system(lambda: OnTime(model, config), model, graphs, name)
+    return _our_system(lambda: OnTime(model, config), model, graphs)
 
 
-def _our_system(make: Callable[[], Batching], model: StepModel, graphs: Graphs, name: str) -> PrefillSystem:
+def _our_system(make: Callable[[], Batching], model: StepModel, graphs: Graphs) -> PrefillSystem:
     choice = graph_choice(graphs, model, tuple(model.shapes))
     return PrefillSystem(
-        name=name,
         make_queue=OpenQueue,
         make_batching=lambda: WithGraphs(make(), choice),
         make_router=LeastTokens,

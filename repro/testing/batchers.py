@@ -171,7 +171,6 @@ class PrefillExample(PrefillCase):
     ) -> Table:
         """The table of requests, in order of arrival."""
         system = PrefillSystem(
-            name="conformance",
             make_batching=lambda: batching,
             make_queue=make_queue,
             make_router=make_router,

@@ -26,7 +26,7 @@ from engines.blockdiffusion.simulated import HostCost, pool_tokens
 from engines.cost.kernels import check_kernels
 from engines.cost.roofline import gpu
 from engines.errors import require
-from engines.knobs import Memory, Needs, Only, Proportion, Range, Tokens
+from engines.knobs import Memory, Needs, Only, Proportion, Range, Tokens, build
 from engines.knobs import resolve as resolve_knobs
 from engines.models.block_config import (
     BLOCK_SHAPES,
@@ -221,8 +221,11 @@ class BlockSettings:
         return min(need, pool_tokens(self.shape, knobs.memory_limit, rows=rows, logit_rows=min(rows, MAX_NUM_LOGITS)))
 
     def sampling(self, seed: int) -> BlockSampling:
-        knobs = self.knobs
-        return BlockSampling(temperature=knobs.temperature, top_p=knobs.top_p, top_k=knobs.top_k, seed=seed)
+        return replace(_sampling(self.knobs), seed=seed)
+
+
+def _sampling(knobs: BlockKnobs) -> BlockSampling:
+    return BlockSampling(temperature=knobs.temperature, top_p=knobs.top_p, top_k=knobs.top_k)
 
 
 CPU_TOKENS = 32768
@@ -270,9 +273,9 @@ def resolve(cell: Cell) -> BlockSettings:
     check_batching(knobs.batching, config.shifts_logits)
     rule = rule_of(knobs, block, has_canvases=has_canvases)
     rule.check_block(block)
-    default_len = min(knobs.max_model_len or 2048, config.max_sequence_length)
-    max_model_len = (knobs.max_model_len if "max_model_len" in cell.requested else None) or default_len
-    knobs_of_sampling = BlockSampling(temperature=knobs.temperature, top_p=knobs.top_p, top_k=knobs.top_k)
+    max_model_len = knobs.max_model_len or 2048
+    if "max_model_len" not in cell.requested:
+        max_model_len = min(max_model_len, config.max_sequence_length)
     require(
         knobs.gen_length + block <= max_model_len <= config.max_sequence_length,
         f"max_model_len={max_model_len} must hold gen_length={knobs.gen_length} and a block of {block} tokens, and be at "
@@ -281,7 +284,7 @@ def resolve(cell: Cell) -> BlockSettings:
     directory = None
     if not is_random(model):
         directory = EMBEDDED_DIRS.get(model) or checkpoint_dir(model)
-    basis = repr((config, knobs_of_sampling)) if directory is None else checkpoint_digest(directory)
+    basis = repr((config, _sampling(knobs))) if directory is None else checkpoint_digest(directory)
     if cell.executor == "roofline":
         card, shape = target.gpu, replace(shape_of(config, model), precision=knobs.precision)
         charged = knobs.charged.on(card, shape)
@@ -365,15 +368,6 @@ def settings_of_requests(knobs: Mapping[str, Any], platform: str = "cpu-tiny") -
 
 
 def rule_of(knobs: BlockKnobs, block: int, *, has_canvases: bool = False) -> DecodeRule:
-    kind = RULES[knobs.rule]
-    accepted = {knob.name for knob in fields(kind)}
-    options: dict[str, Any] = {
-        "threshold": knobs.threshold,
-        "edit_threshold": knobs.edit_threshold,
-        "max_post_steps": knobs.max_post_steps,
-        "steps": knobs.steps or (None if has_canvases else block),
-        "length": min(knobs.sub_block, block),
-        "dual_cache": knobs.dual_cache,
-        **{name: getattr(knobs, name) for name in DECODING_OF_CANVASES},
-    }
-    return kind(**{name: value for name, value in options.items() if name in accepted and value is not None})
+    steps, length = knobs.steps or (None if has_canvases else block), min(knobs.sub_block, block)
+    options = {**vars(knobs), "steps": steps, "length": length}
+    return build(RULES[knobs.rule], {name: value for name, value in options.items() if value is not None})

@@ -361,7 +361,7 @@ def _build_graphs(settings: PrefillSettings) -> PrefillSystem:
     """SGLang's single queue with the graphs of LAPS."""
     model, graphs = _model_and_graphs(settings)
     budget = _sglang_tokens(settings.part)["max_num_batched_tokens"]
-    return graphs_only(model, graphs=graphs, max_num_batched_tokens=budget, name="laps-graphs-only")
+    return graphs_only(model, graphs=graphs, max_num_batched_tokens=budget)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,9 +375,9 @@ class SrptAgingKnobs(SrptKnobs):
     """How many seconds of remaining work one second of waiting offsets in the order."""
 
 
-def _sglang(settings: PrefillSettings, name: str) -> PrefillSystem:
+def _build_sglang(settings: PrefillSettings) -> PrefillSystem:
     captured = settings.shapes("ladder") if settings.own.prefill_graphs else ()
-    return sglang(settings.own, settings.step_model(captured), name=name)
+    return sglang(settings.own, settings.step_model(captured))
 
 
 def _model_and_graphs(settings: PrefillSettings) -> tuple[StepModel, Graphs]:
@@ -443,9 +443,7 @@ LAPS_DISAGGREGATION = PrefillSystemEntry(
     title="LAPS, disaggregation only",
     own=DisaggregationKnobs,
     # No graphs, and so nothing to wait for.
-    build=lambda settings: laps(
-        settings.step_model(()), _laps_config(settings, "none"), name="laps-disaggregation-only"
-    ),
+    build=lambda settings: laps(settings.step_model(()), _laps_config(settings, "none")),
 )
 RESERVE = _with_ladder(
     "reserve", "Reserve", ReserveKnobs, lambda model, graphs, run: reserve(model, run.own.reserve, graphs=graphs)
@@ -458,7 +456,7 @@ SRPT_AGING = _with_ladder(
     "srpt-aging",
     "SRPT, aging",
     SrptAgingKnobs,
-    lambda model, graphs, run: srpt(model, run.own.size, graphs=graphs, aging=run.own.aging, name="srpt-aging"),
+    lambda model, graphs, run: srpt(model, run.own.size, graphs=graphs, aging=run.own.aging),
 )
 EDF = _with_ladder("edf", "EDF", SrptKnobs, lambda model, graphs, run: edf(model, run.own.size, graphs=graphs))
 MOORE_HODGSON = _with_ladder(
@@ -468,17 +466,13 @@ MOORE_HODGSON = _with_ladder(
     lambda model, graphs, run: moore_hodgson(model, run.own.size, graphs=graphs, slo_s=run.deadline_s),
 )
 SGLANG_PD = PrefillSystemEntry(
-    name="sglang-pd",
-    title="SGLang PD",
-    own=SglangConfig,
-    build=lambda settings: _sglang(settings, "sglang-pd"),
-    usual=_sglang_tokens,
+    name="sglang-pd", title="SGLang PD", own=SglangConfig, build=_build_sglang, usual=_sglang_tokens
 )
 SGLANG_PD_ROUTER = PrefillSystemEntry(
     name="sglang-pd-router",
     title="SGLang PD + router",
     own=SglangConfig,
-    build=lambda settings: _sglang(settings, "sglang-pd-router"),
+    build=_build_sglang,
     usual=lambda part: {**_sglang_tokens(part), "routing": "least-tokens"},
 )
 VLLM_PD = PrefillSystemEntry(

@@ -25,6 +25,7 @@ from engines.errors import UserError, require
 from engines.models.checkpoint import PUBLISHED_CONFIGS, config_of
 from engines.models.shape import ModelShape, model_shape
 from repro.families.dllm.record import BLOCKS, DLLM, STEPS
+from repro.families.dllm.settings import DllmSettings
 from repro.families.dllm.system import dllm_system
 from repro.files import file_cache
 from repro.paths import COMMITTED
@@ -257,11 +258,9 @@ def steps_of_run(path: Path, most: int) -> list[TimedStep]:
     """The timed steps of a stored run. We run its schedule again with the policies that made it, to know the work of each step. Steps
     with the same work become one, with their median time. From more than ``most`` of these we pick evenly, by rows."""
     recorded = measured_run(str(path))
-    run = recorded.run
-    system = dllm_system(run.cell.system)
-    settings = system.settings(recorded.cell)
-    works = _step_works(recorded)
-    table = run.table(STEPS)
+    settings = dllm_system(recorded.cell.system).settings(recorded.cell)
+    works = _step_works(recorded, settings)
+    table = recorded.run.table(STEPS)
     require(
         [work.query_rows for work in works] == table["query_tokens"],
         f"measured={str(path)!r} ran other steps than its requests make where nothing takes time: give a run whose requests came all "
@@ -283,24 +282,17 @@ def steps_of_run(path: Path, most: int) -> list[TimedStep]:
     ]
 
 
-def _step_works(recorded: Recorded) -> Sequence[StepWork]:
-    run = recorded.run
-    system, cell = dllm_system(run.cell.system), recorded.cell
-    settings = system.settings(cell)
-    requests = recorded.workload(cell, settings.generation).requests
+def _step_works(recorded: Recorded, settings: DllmSettings) -> Sequence[StepWork]:
+    requests = recorded.workload(recorded.cell, settings.generation).requests
+    system = dllm_system(recorded.cell.system)
     deployment = system.deployment(settings, [request.total_len for request in requests])
     require(deployment.is_packed, f"measured={recorded.file!r} ran static batches: give a run of packed steps")
-    facts = run.facts
-    deployment = replace(deployment, kv_rows=int(facts.get("kv_rows", deployment.kv_rows)))
-    counting = _Counting(
-        deployment.method.packed_roofline(
-            Roofline(settings.shape, L40S, Calibration.datasheet(L40S)), deployment.config, deployment.sampler
-        )
-    )
-    scheduler = deployment.scheduler()
-    engine = Engine(scheduler, counting)
+    deployment = replace(deployment, kv_rows=int(recorded.run.facts.get("kv_rows", deployment.kv_rows)))
+    roofline = Roofline(settings.shape, L40S, Calibration.datasheet(L40S))
+    counting = _Counting(deployment.charged_to(roofline, is_upstream=False))
+    engine = Engine(deployment.scheduler(), counting)
     if any(map(engine.is_open_ended, requests)):
-        replayed = recorded.replayed(requests, cell.seed, is_drawn=False)
+        replayed = recorded.replayed(requests, recorded.cell.seed, is_drawn=False)
         deployment = deployment.following(replayed)
         engine = Engine(deployment.scheduler(), ReplayingExecutor(counting, replayed))
     for request in requests:

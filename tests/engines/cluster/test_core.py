@@ -150,7 +150,7 @@ def clusters(draw: st.DrawFn, longest: int) -> Cluster:
         keep_s=draw(st.sampled_from([0.0, 1.0, 10.0])),
     )
     deployment = Deployment(prefill=draw(pools) if is_apart else (), decode=draw(pools))
-    return Cluster(name="any", hardware=hardware, deployment=deployment, policies=policies)
+    return Cluster(hardware=hardware, deployment=deployment, policies=policies)
 
 
 def tables_of(run: ClusterRun) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def test_both_preempt_and_evict_alike(
         keep_s=keep_s,
     )
     deployment = Deployment(prefill=prefill, decode=(Pool(degree=1, replicas=2),))
-    cluster = Cluster(name="any", hardware=hardware, deployment=deployment, policies=policies)
+    cluster = Cluster(hardware=hardware, deployment=deployment, policies=policies)
     run = both(cluster, served)
     if not isinstance(batching, OneByOne) and batching.max_num_seqs > 4:
         assert sum(run.workers["num_preemptions"]) > 0
@@ -254,7 +254,7 @@ def test_both_give_up_the_same_of_an_overload(late: LateShare) -> None:
 
 def alone(policies: Policies, kind: type[Hardware] = Hardware, num_rounds: int = 2) -> ClusterRun:
     hardware = kind(shape=model_shape("Qwen2.5-14B"), gpu=gpu("h100"), constants=cost_constants("none"))
-    cluster = Cluster(name="any", hardware=hardware, deployment=Deployment.colocated(1, 1), policies=policies)
+    cluster = Cluster(hardware=hardware, deployment=Deployment.colocated(1, 1), policies=policies)
     return cluster.simulate(OpenLoop(sessions=(Session(0, 0.0, (Round(10, 5), Round(20, 5))[:num_rounds]),)))
 
 

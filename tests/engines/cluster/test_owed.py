@@ -41,7 +41,6 @@ def instances(
 ) -> Any:
     """Prefill instances of LAPS's kind."""
     system = PrefillSystem(
-        name="x",
         make_batching=lambda: batching,
         make_queue=queue,
         make_router=(lambda: router) if router else sglang().make_router,

@@ -116,7 +116,6 @@ def test_decode_step_of_a_cluster_is_the_cost_model():
     """Sixteen sequences together: a gap is T_dec of sixteen with the tokens that each has by then."""
     platform = hardware()
     cluster = Cluster(
-        name="test",
         hardware=platform,
         deployment=Deployment.disaggregated(4, 1, 4, 1),
         policies=Policies(make_router=lambda seed: RemoteOnly()),
@@ -158,7 +157,7 @@ def test_enumerated_deployments_use_all_gpus():
         (lambda: Pool(degree=1, replicas=0), "replicas=0"),
         (lambda: Pool(degree=16, replicas=1), "degree=16"),
         (
-            lambda: Cluster(name="x", hardware=hardware(), deployment=Deployment.colocated(1, 8), policies=Policies()),
+            lambda: Cluster(hardware=hardware(), deployment=Deployment.colocated(1, 8), policies=Policies()),
             "does not fit 1 x h20, use a degree of 2 or more",
         ),
         (
@@ -173,7 +172,7 @@ def test_impossible_deployments_are_refused(do, says):
 
 
 def test_session_too_long_for_memory_is_refused_before_it_runs():
-    cluster = Cluster(name="x", hardware=hardware(), deployment=Deployment.colocated(2, 4), policies=Policies())
+    cluster = Cluster(hardware=hardware(), deployment=Deployment.colocated(2, 4), policies=Policies())
     with pytest.raises(UserError, match=r"session 3 grows to 1000002 tokens of K/V"):
         cluster.simulate(OpenLoop(sessions=[session(3, 0.0, (10**6, 2))]))
     most = hardware().kv_capacity(2)

@@ -235,7 +235,7 @@ def test_the_penalty_is_what_the_spread_of_lengths_adds():
 
 def test_the_simulated_instance_is_the_recursion():
     gaps, service = MIXED.draw(4000, seed=1)
-    run = simulate(PrefillSystem(name="fcfs", make_batching=lambda: ONE_BY_ONE), gaps, service)
+    run = simulate(PrefillSystem(make_batching=lambda: ONE_BY_ONE), gaps, service)
     np.testing.assert_allclose(waits_of(run), waits_s(gaps, service), atol=1e-9)
 
 
@@ -255,9 +255,7 @@ def test_short_first_waits_as_two_priorities_do():
     wait = AdaptiveWait(WaitConfig(wait="off", slo_s=None), [1], lambda requests, tokens: 0.0)
     config = TemporalConfig(long_dispatch="single", max_long_wait_s=1e6)
     system = PrefillSystem(
-        name="short-first",
-        make_queue=lambda: ClassQueue(100),
-        make_batching=lambda: TemporalDisaggregation(wait, config),
+        make_queue=lambda: ClassQueue(100), make_batching=lambda: TemporalDisaggregation(wait, config)
     )
     waits = waits_of(simulate(system, gaps, service))
     is_short = service < 0.1
@@ -405,6 +403,6 @@ def test_a_flood_of_short_requests_does_not_starve_long_ones(long_dispatch):
 
 
 def test_a_queue_of_one_kind_is_refused():
-    system = PrefillSystem(name="wrong", make_queue=PrefillQueue, make_batching=temporal)
+    system = PrefillSystem(make_queue=PrefillQueue, make_batching=temporal)
     with pytest.raises(UserError, match="give a ClassQueue"):
         PrefillCluster(system=system, cost=TokenCost()).simulate(turns((0.0, 10)))
