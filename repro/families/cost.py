@@ -42,12 +42,10 @@ class CostKnobs(Checked):
         simulated) they stay as they are. Raises UserError for kernels that the card of a file lacks."""
         if card is None:
             return self
-        knobs = self
-        if self.cost is None:
-            knobs = replace(self, cost="composed" if has_tables(card, shape) else "roofline")
-        if knobs.cost == "composed" and isinstance(card, Card):
-            tables_of(card).of(knobs.kernels, "gemm")
-        return knobs
+        cost = self.cost or ("composed" if has_tables(card, shape) else "roofline")
+        if cost == "composed" and isinstance(card, Card):
+            tables_of(card).of(self.kernels, "gemm")
+        return replace(self, cost=cost)
 
     @property
     def framework(self) -> Framework | None:

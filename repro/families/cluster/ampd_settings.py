@@ -357,15 +357,7 @@ def session_config(
     """The workload of a cell. It has ``num_sessions`` sessions unless the cell asks for another number."""
     path, file = knobs.dataset_path, trace_source(cell.dataset, knobs, cell.requested)
     if file is not None:
-        return SessionWorkloadConfig(
-            trace=cell.dataset,
-            num_sessions=knobs.num_prompts or len(trace_of(file, cell.seed).sessions),
-            seed=cell.seed,
-            arrivals=arrivals_of(cell.rate, knobs),
-            meets_totals=False,
-            delay_mean_s=knobs.delay_mean_s,
-            file=file,
-        )
+        num_sessions = len(trace_of(file, cell.seed).sessions)
     source = knobs.dataset_source or ("embedded" if path is None else "local")
     require(
         meets_totals is None or source == "local",
@@ -373,12 +365,13 @@ def session_config(
     )
     return SessionWorkloadConfig(
         trace=cell.dataset,
-        num_sessions=num_sessions if knobs.num_prompts is None else knobs.num_prompts,
+        num_sessions=knobs.num_prompts or num_sessions,
         seed=cell.seed,
         arrivals=arrivals_of(cell.rate, knobs),
         source=source,
         trace_path=path,
-        meets_totals=path is None if meets_totals is None else meets_totals,
+        meets_totals=path is None and file is None if meets_totals is None else meets_totals,
         counted=counted,
         delay_mean_s=knobs.delay_mean_s,
+        file=file,
     )

@@ -48,27 +48,25 @@ class HttpDeployment:
         """A digest of the endpoint's own description. A client cannot know more about it."""
         return hashlib.sha256(json.dumps(self.card, sort_keys=True).encode()).hexdigest()[:12]
 
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        knobs = self.knobs
-        return {
-            "endpoint": {"url": knobs.endpoint.base, "api": knobs.endpoint.api, **self.card},
-            "requested_rate": self.rate,
-            "length_scale": self.knobs.length_scale,
-            "ignore_eos": knobs.ignore_eos,
-            "goodput": dict(knobs.limits),
-        }
-
     def check_machine(self) -> None:
         require_client()
 
     def run(self, workload: HttpWorkload, on_progress: OnProgress | None = None) -> RunRecord:
-        nonce = token_hex(8) if self.knobs.unique_prefix else None
+        knobs = self.knobs
+        nonce = token_hex(8) if knobs.unique_prefix else None
         sent = workload if nonce is None else workload.with_prefixes(nonce)
         exchanges = asyncio.run(self._drive(sent, on_progress))
         # We count tokens after the run, because counting would delay the clock.
-        encode = None if self.knobs.tokenizer is None else tokenizer_of(self.knobs.tokenizer).encode
-        facts = {**self.facts, "prefix_nonce": nonce, "history": _history(exchanges)}
+        encode = None if knobs.tokenizer is None else tokenizer_of(knobs.tokenizer).encode
+        facts: dict[str, Any] = {
+            "endpoint": {"url": knobs.endpoint.base, "api": knobs.endpoint.api, **self.card},
+            "requested_rate": self.rate,
+            "length_scale": knobs.length_scale,
+            "ignore_eos": knobs.ignore_eos,
+            "goodput": dict(knobs.limits),
+            "prefix_nonce": nonce,
+            "history": _history(exchanges),
+        }
         record = RunRecord(
             tables=tables_of(exchanges, encode),
             manifest={"obtained": self.obtained, "dataset": asdict(workload.provenance), "facts": facts},
