@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from baselines.ar.dynamo import DynamoConfig
 from engines.policies.views import Chunk
 from paper_figures.ampd.attainment import ATTAINED, Ask, Attainments, Floats, Means, ends_of_logs, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, MODELS, PAIRS, TRACES, TracePanel, panel_of, panels
@@ -23,6 +22,7 @@ from paper_figures.common.figure import Page, Picture, Table, seed_by_seed
 from paper_figures.common.panel import OF_SHARES, Axis, Guide, Layer, Line, Panel, Points
 from paper_figures.common.runs import Measure, Of, Runs
 from paper_figures.common.style import GUIDE_COLOR, Look
+from repro.families.cluster.ampd import DYNAMO_SIM
 from repro.families.cluster.ampd_settings import resolve
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
@@ -56,7 +56,7 @@ def _keeps_up(platform: str, knobs: Knobs, model: str, trace: str) -> float:
     cell = Cell(
         system="dynamo-sim", dataset=panel.trace, platform=platform, executor="roofline", rate=1.0, seed=0, knobs=merged
     )
-    ground = resolve(cell, "dynamo-sim", DynamoConfig).ground
+    ground = resolve(cell, DYNAMO_SIM).ground
     (pool,) = plan.prefill
     cost, sessions = ground.hardware.cost(pool.degree, is_remote=True), ground.sampled().sessions
     total_s = 0.0

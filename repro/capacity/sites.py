@@ -280,7 +280,7 @@ class ClusterSite(Site):
 
     @cached_property
     def _settings(self) -> ClusterSettings:
-        return resolve(self.cell, self.system.name, self.system.own)
+        return resolve(self.cell, self.system)
 
     @property
     def obtained(self) -> Obtained:

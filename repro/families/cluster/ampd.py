@@ -29,7 +29,7 @@ from engines.policies.views import NO_OBJECTIVE_S, PrefillTask, WorkerSnapshot
 from repro.families.cluster.ampd_record import AR, tables_of
 from repro.families.cluster.ampd_settings import ClusterKnobs, ClusterSettings, Ground, resolve, sessions_of
 from repro.families.cluster.deployments import PLANNER, SEARCH, best_plans, parse_deployment, replicated, splits
-from repro.families.cluster.system import PolicyDeployment, PolicySystem, user_policies
+from repro.families.cluster.system import PolicyDeployment, PolicySystem
 from repro.families.cost import DECODES, PREFILLS, Phase
 from repro.families.platforms import ArPart, Platform, platform
 from repro.runs.cell import Cell, Scalar
@@ -47,7 +47,6 @@ REPLACED = {
     "router": (*knobs_of(RoutingConfig), "adaptive_routing", "dispatch"),
     "queue": ("prefill_reordering", "queue_order", "w", *knobs_of(LateShare)),
 }
-"""For each kind of a user's policy, the knobs of the policy that it replaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,13 +212,11 @@ class ArSystem(PolicySystem):
     """An autoregressive system. ``build`` makes the cluster from a run's settings and a deployment."""
 
     family: ClassVar[Family] = AR
+    replaced = REPLACED
+    run_knobs = ClusterKnobs
     is_disaggregated: bool
     deployment: str
     """The default deployment: ``planner`` or ``search``."""
-
-    @property
-    def knobs(self) -> tuple[type, ...]:
-        return ClusterKnobs, self.own
 
     def place_of(self, cell: Cell) -> str:
         """Which table of free settings applies: the paper's or that of cards (repro.runs.tuning)."""
@@ -230,8 +227,7 @@ class ArSystem(PolicySystem):
 
     def prepare(self, cell: Cell) -> tuple[ClusterDeployment | Tuned, SessionWorkload]:
         """Raises every UserError that a user can cause."""
-        policies = user_policies(cell.requested, self.policies, REPLACED)
-        settings = resolve(cell, self.name, self.own, policies=policies)
+        settings = resolve(cell, self)
         workload = _workload(settings, cell)
         deployment = ClusterDeployment(cell=cell, settings=settings)
         deployment.check()
@@ -278,7 +274,7 @@ def _workload(settings: ClusterSettings, cell: Cell) -> SessionWorkload:
 def _ground(cell: Cell) -> Ground:
     system = SYSTEMS.get(cell.system)
     assert isinstance(system, ArSystem)
-    return resolve(cell, system.name, system.own).ground
+    return resolve(cell, system).ground
 
 
 def all_splits(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
@@ -472,13 +468,12 @@ def _seconds_per_call(call: Callable[[], object]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planner:
-    name: str = "ampd-planner"
-    title: str = "AMPD's planner"
+class Planner(PolicySystem):
     family: ClassVar[Family] = PLANNING
+    run_knobs = ClusterKnobs
 
     def prepare(self, cell: Cell) -> tuple[Planning, SessionWorkload]:
-        settings = resolve(cell, self.name, PlannerKnobs, most_gpus=_MOST_GPUS)
+        settings = resolve(cell, self, most_gpus=_MOST_GPUS)
         require(cell.rate is not None, "request_rate=inf: the planner needs a number of sessions/s")
         given = cell.requested
         for name in ("deployment", "transient", "planning_rate"):
@@ -494,6 +489,6 @@ class Planner:
         return Planning(cell=cell, settings=settings), ground.sampled(cell.seed, rate=cell.rate)
 
 
-AMPD_PLANNER = Planner()
+AMPD_PLANNER = Planner(name="ampd-planner", title="AMPD's planner", own=PlannerKnobs)
 PLANNER_SYSTEM = "repro.systems.ar.planning:AMPD_PLANNER"
 """The name of this system in cells, including stored ones. It was the module's first path (``repro.runs.system``)."""

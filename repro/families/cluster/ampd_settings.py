@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Annotated, Any
 
 from engines.ampd.performance import PerformanceModel, profile_hardware
@@ -15,11 +14,9 @@ from engines.cost.kernels import check_kernels
 from engines.cost.roofline import Gpu, gpu
 from engines.errors import UserError, require
 from engines.knobs import SOMETHING, Checked, Count, Needs, Only, Range, Seconds, build, knobs_of, no_effect, with_knobs
-from engines.knobs import resolve as resolve_knobs
 from engines.models.shape import ModelShape, Precision, model_shape
-from engines.policies.own import Plugin
 from engines.policies.views import NO_OBJECTIVE_S, Slo
-from repro.families.cluster.system import PolicySettings, simulated_model
+from repro.families.cluster.system import PolicySettings, PolicySystem, simulated_model
 from repro.families.cost import CostKnobs, fit_of, fitted_to
 from repro.families.platforms import ArPart, Platform, platform
 from repro.files import file_cache
@@ -28,7 +25,7 @@ from repro.runs.record import Obtained
 from repro.workloads.draws import ArrivalConfig, arrivals_of
 from repro.workloads.knobs import Rate, TraceKnobs, UntoldAnswers
 from repro.workloads.rounds import TraceFile, block_of
-from repro.workloads.served import trace_of, trace_source, workload_knobs
+from repro.workloads.served import trace_of, trace_source
 from repro.workloads.sessions import (
     SYSTEM_BLOCK,
     Lengths,
@@ -213,39 +210,30 @@ def profiled_context(config: SessionWorkloadConfig) -> int:
     return max(1, round(int(contexts.sum()) / len(contexts) / 2))
 
 
-def resolve(
-    cell: Cell,
-    system: str,
-    own: type,
-    *,
-    policies: Mapping[str, Plugin] = MappingProxyType({}),
-    most_gpus: int | None = None,
-) -> ClusterSettings:
-    """Return the platform's defaults with the cell's knobs over them. Raises UserError for knobs that cannot be. ``own`` is the class of
-    the system's own knobs, ``policies`` are those that the cell names. ``most_gpus`` replaces the platform's number."""
+def resolve(cell: Cell, system: PolicySystem, *, most_gpus: int | None = None) -> ClusterSettings:
+    """Return the platform's defaults with the cell's knobs over them. Raises UserError for knobs that cannot be. ``most_gpus`` replaces
+    the platform's number."""
     target = platform(cell.platform)
     part = target.part(ArPart)
     require(
         cell.executor == "roofline",
-        f"executor={cell.executor!r}: system={system!r} is simulated here, leave it out or use roofline",
+        f"executor={cell.executor!r}: system={system.name!r} is simulated here, leave it out or use roofline",
     )
     require(target.gpu is not None, f"platform={target.name!r} names no GPU to simulate: use h20x32")
     assert target.gpu is not None
-    requested = cell.requested
-    plugged = {name: knob for policy in policies.values() for name, knob in policy.knobs.items()}
-    kinds = (own, plugged, workload_knobs(requested))
-    knobs = resolve_knobs(ClusterKnobs, requested, *kinds, system=system, other_values={"executor": cell.executor})
-    requested = {name: value for name, value in requested.items() if name not in plugged}
+    knobs: ClusterKnobs
+    knobs, policies, requested = system.resolved(cell, executor=cell.executor)
     card = None if knobs.workload is not None else load_session_card(cell.dataset)
-    shape, charged = simulated_model(knobs.model or part.model, system, target.gpu, knobs.charged, knobs.precision)
+    shape, charged = simulated_model(knobs.model or part.model, system.name, target.gpu, knobs.charged, knobs.precision)
     hardware = hardware_of(shape, target.gpu, knobs.constants or part.constants, charged.framework, knobs.kv_tokens)
     check_kernels(shape, hardware.gpu, charged.framework, hardware.degrees(), attention=("prompt", "decode"))
     num_gpus = _num_gpus(knobs.num_gpus, target, card, most_gpus)
     workload = session_config(
         cell, knobs, num_sessions=part.num_sessions, meets_totals=knobs.meets_totals, counted=knobs.counted
     )
-    settings = with_knobs(build(own, _default_steps(part, gpu(target.gpu), own, requested)), requested)
-    workload, why_unused = _shared_prefixes(workload, knobs, settings, system, requested)
+    defaults = _default_steps(part, gpu(target.gpu), system.own, requested)
+    own: Any = with_knobs(build(system.own, defaults), requested)
+    workload, why_unused = _shared_prefixes(workload, knobs, own, system.name, requested)
     reading = Reading(scope=knobs.slo_scope, ttft=knobs.ttft_rule, itl=knobs.itl_stat)
     slo = _objectives(shape.name, None if card is None else card.name, part, knobs)
     basis = repr((hardware.constants, hardware.gpu, hardware.shape, slo, reading)) + charged.basis(target.gpu, shape)
@@ -256,7 +244,7 @@ def resolve(
         ground=Ground(
             hardware=hardware, num_gpus=num_gpus, slo=slo, reading=reading, workload=replace(workload, seed=OTHER_SEED)
         ),
-        own=settings,
+        own=own,
         policies=policies,
         workload=workload,
         unused_prefixes=why_unused,

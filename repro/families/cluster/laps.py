@@ -16,7 +16,7 @@ from engines.cluster.hardware import StepCost
 from engines.cost.kernels import Kernel, check_kernels
 from engines.cost.roofline import gpu
 from engines.errors import require
-from engines.knobs import SOMETHING, Count, Only, Range, build, knobs_of, resolve, with_knobs
+from engines.knobs import SOMETHING, Count, Only, Range, build, knobs_of, with_knobs
 from engines.laps.batching import Graphs, TemporalConfig, WaitConfig, WithGraphs, graph_choice
 from engines.laps.cluster import Decoding, PrefillCluster, PrefillRun
 from engines.laps.latency import StepModel
@@ -50,7 +50,7 @@ from repro.families.cluster.laps_settings import (
     scaled,
     workload_of,
 )
-from repro.families.cluster.system import PolicyDeployment, PolicySystem, simulated_model, user_policies
+from repro.families.cluster.system import PolicyDeployment, PolicySystem, simulated_model
 from repro.families.cost import PREFILLS, fitted_to
 from repro.families.platforms import Platform, PrefillPart, platform
 from repro.runs.cell import Cell, Scalar
@@ -58,7 +58,6 @@ from repro.runs.family import Family
 from repro.runs.record import OnProgress, RunRecord
 from repro.workloads.card import add_note
 from repro.workloads.conversations import load_conversation_card
-from repro.workloads.served import workload_knobs
 
 GIVEN_UP_S = 600.0
 """Simulated seconds, besides think time and decoding, after which we give a run up. Otherwise a policy that dispatches nothing would
@@ -181,12 +180,10 @@ class PrefillSystemEntry(PolicySystem):
     """A prefill system. ``build`` makes its policies from a run's settings."""
 
     family: ClassVar[Family] = PREFILL
+    replaced = {"batcher": (*knobs_of(WaitConfig), *knobs_of(TemporalConfig))}
+    run_knobs = InstanceKnobs
     usual: Callable[[PrefillPart], Mapping[str, Any]] = lambda part: {}
     """The system's own defaults on a platform, by name."""
-
-    @property
-    def knobs(self) -> tuple[type, ...]:
-        return InstanceKnobs, self.own
 
     def default_dataset(self, target: Platform) -> str:
         return target.part(PrefillPart).dataset
@@ -211,7 +208,6 @@ class PrefillSystemEntry(PolicySystem):
 
     def settings(self, cell: Cell, part: PrefillPart | None = None) -> PrefillSettings:
         """The settings of a cell. Raises UserError for all that a user can get wrong in them."""
-        policies = user_policies(cell.requested, self.policies, _REPLACED)
         target = platform(cell.platform)
         part = part or target.part(PrefillPart)
         executor = "torch" if part.gpu is None else "roofline"
@@ -221,9 +217,8 @@ class PrefillSystemEntry(PolicySystem):
             f"platform={target.name!r}, leave it out or use {executor}",
         )
         beside: dict[str, object] = {"executor": cell.executor, "rate": cell.rate}
-        plugged = {name: knob for policy in policies.values() for name, knob in policy.knobs.items()}
-        kinds = (self.own, plugged, workload_knobs(cell.requested))
-        knobs = resolve(InstanceKnobs, cell.requested, *kinds, system=self.name, other_values=beside)
+        knobs: InstanceKnobs
+        knobs, policies, requested = self.resolved(cell, **beside)
         if knobs.workload is None:
             load_conversation_card(cell.dataset)
         knobs, shape = _with_model(knobs, part, self.name)
@@ -240,7 +235,6 @@ class PrefillSystemEntry(PolicySystem):
         paper = scaled(self.own, length_scale=part.length_scale, time_scale=part.time_scale)
         defaults = {"slo_s": slo_s if knobs.deadlines else None, "max_num_seqs": part.max_num_seqs}
         own = build(self.own, {**defaults, **paper, **self.usual(part)})
-        requested = {name: value for name, value in cell.requested.items() if name not in plugged}
         beside |= {"num_instances": knobs.num_instances, "decode": knobs.decode}
         # The numbers depend on these besides requests and code: constants and objective, or the model and the scales.
         basis: tuple[object, ...] = part, slo_s, boundary
@@ -271,8 +265,6 @@ def pools(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
 
 
 POLICIES = (BATCHER, OPEN_QUEUE, INSTANCE_ROUTER)
-_REPLACED = {"batcher": (*knobs_of(WaitConfig), *knobs_of(TemporalConfig))}
-"""For each kind of a user's policy, the knobs of the policy that it replaces."""
 
 
 @dataclass(frozen=True, kw_only=True)

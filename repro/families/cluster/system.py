@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -11,14 +11,15 @@ from engines.cluster.record import repeated
 from engines.columns import Values
 from engines.cost.roofline import Gpu
 from engines.errors import UserError, require
-from engines.knobs import knobs_of
+from engines.knobs import knobs_of, resolve
 from engines.models.shape import CATALOGUE, DIFFUSION, ModelShape, Precision, model_shape
 from engines.policies.own import Kind, Plugin, check_replaced, plugins_in
 from repro.families.cost import CostKnobs
 from repro.families.platforms import Platform
-from repro.runs.cell import Cell
+from repro.runs.cell import Cell, Scalar
 from repro.runs.record import Obtained, RunRecord, Table
 from repro.runs.system import SYSTEMS, FreeSetting, free_settings
+from repro.workloads.served import workload_knobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +28,31 @@ class PolicySystem:
     title: str
     own: type
     """The class of settings whose fields are the system's own knobs."""
-    build: Callable[..., Any]
-    """Makes the policies from a run's settings, whose ``own`` are the system's and ``policies`` a user's."""
+    build: Callable[..., Any] | None = None
+    """Makes the policies from a run's settings, whose ``own`` are the system's and ``policies`` a user's; None if nothing is served."""
     policies: tuple[Kind, ...] = ()
     """The kinds of policy that a user can replace, each by a knob."""
+    replaced: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """For each kind of a user's policy, the knobs of the policy that it replaces."""
+    run_knobs: ClassVar[type]
+    """The class of settings whose fields are knobs of every system of this kind."""
 
     @property
     def free(self) -> tuple[FreeSetting, ...]:
         return free_settings(self.name)
+
+    @property
+    def knobs(self) -> tuple[type, ...]:
+        return self.run_knobs, self.own
+
+    def resolved(self, cell: Cell, **other_values: object) -> tuple[Any, dict[str, Plugin], dict[str, Scalar]]:
+        """The run's knobs, a user's own policies, and what the cell asks for without these policies' knobs. Raises UserError for knobs
+        that no one has, or that have no effect."""
+        policies = user_policies(cell.requested, self.policies, self.replaced)
+        plugged = {name: knob for policy in policies.values() for name, knob in policy.knobs.items()}
+        kinds = (self.own, plugged, workload_knobs(cell.requested))
+        knobs: Any = resolve(self.run_knobs, cell.requested, *kinds, system=self.name, other_values=other_values)
+        return knobs, policies, {name: value for name, value in cell.requested.items() if name not in plugged}
 
 
 def user_policies(
@@ -87,7 +105,8 @@ class PolicyDeployment(Generic[SettingsOf]):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        return (self.system.build.__module__,) if hasattr(self.system, "build") else ()
+        build = getattr(self.system, "build", None)
+        return () if build is None else (build.__module__,)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def test_it_plans_what_ampd_serves_on():
     served = a_cell(
         "ampd", dataset="toolbench", platform="h20x32", executor="roofline", rate=0.6, seed=3, model="Qwen3-32B"
     )
-    (best,) = best_plans(resolve(served, AMPD.name, AMPD.own).ground, 0.6)
+    (best,) = best_plans(resolve(served, AMPD).ground, 0.6)
     plans = summary(cell())["plans"]
     assert len(plans) == 3
     assert plans[0]["deployment"] == str(best.deployment)
