@@ -119,9 +119,8 @@ class ClusterDeployment(PolicyDeployment[ClusterSettings]):
         settings = self.settings
         if self.how == PLANNER:
             (best,) = best_plans(settings.ground, settings.planning_rate)
-        cluster: Cluster = self.system.build(
-            settings, best.deployment if self.how == PLANNER else parse_deployment(self.how)
-        )
+        deployment = best.deployment if self.how == PLANNER else parse_deployment(self.how)
+        cluster: Cluster = self.system.build(settings, deployment)
         return cluster
 
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
@@ -249,9 +248,8 @@ class ArSystem(PolicySystem):
         if settings.workload.file is not None:
             return None
         settings = replace(settings, workload=replace(settings.workload, seed=cell.seed))
-        return ClusterDeployment(cell=deployment.cell.with_seed(cell.seed), settings=settings), _workload(
-            settings, cell
-        )
+        own_cell = deployment.cell.with_seed(cell.seed)
+        return ClusterDeployment(cell=own_cell, settings=settings), _workload(settings, cell)
 
 
 def _workload(settings: ClusterSettings, cell: Cell) -> SessionWorkload:

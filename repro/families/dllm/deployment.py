@@ -92,8 +92,8 @@ class DllmDeployment:
     @property
     def defaults(self) -> Mapping[str, Any]:
         """Knobs that the cell always names, even if they were not given: the reading of a simulated baseline."""
-        is_reading = isinstance(self.method, PublishedMethod) and self.settings.is_simulated
-        return {"reading": self.settings.baseline.reading} if is_reading else {}
+        is_read = isinstance(self.method, PublishedMethod) and self.settings.is_simulated
+        return {"reading": self.settings.baseline.reading} if is_read else {}
 
     @property
     def obtained(self) -> Obtained:
@@ -115,12 +115,10 @@ class DllmDeployment:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        executors = (
-            ()
-            if self.settings.is_simulated
-            else (self.method.torch_executors["packed" if self.is_packed else "static"],)
-        )
-        return (type(self.method).__module__, *(executor.partition(":")[0] for executor in executors))
+        module = type(self.method).__module__
+        if self.settings.is_simulated:
+            return (module,)
+        return module, self.method.torch_executors["packed" if self.is_packed else "static"].partition(":")[0]
 
     def check_machine(self) -> None:
         """Raise UserError if a measured run cannot run here. Any machine can simulate."""

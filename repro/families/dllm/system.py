@@ -154,20 +154,6 @@ class DllmSystem:
     def deployment(self, settings: DllmSettings, lengths: list[int]) -> DllmDeployment:
         """A deployment that we plan by arithmetic, for requests of these total lengths."""
         sampler = self.method.sampler(config_of(settings.model).family, settings.options)
-        is_packed = not self.has_readings or settings.baseline.reading == "policy"
-        check_rule(sampler.rule, settings.generation.steps)
-        if settings.is_simulated:
-            check_simulated("method", self.method, keeps_state=True)
-            if settings.replay is None or isinstance(sampler.rule, RowRule):
-                check_simulated("refresh rule", sampler.rule)
-            if is_packed:
-                check_simulated("scheduler", scheduler_of(settings.engine.scheduler), keeps_state=True)
-        require(
-            is_packed or not sees(sampler.rule),
-            f"refresh rule {type(sampler.rule).__name__} decides for each request as it goes, and members of a static batch are in "
-            f"step: use reading='policy'",
-        )
-        sampler.sparsity.check_layers(settings.shape.n_layers)
         config = replace(
             settings.engine,
             sparsity=sampler.sparsity,
@@ -177,7 +163,20 @@ class DllmSystem:
             suppress_mask_token=sampler.suppress_mask_token,
         )
         deployment = DllmDeployment(method=self.method, settings=settings, sampler=sampler, config=config)
-        return (plan_packed if is_packed else plan_static)(deployment, lengths)
+        check_rule(sampler.rule, settings.generation.steps)
+        if settings.is_simulated:
+            check_simulated("method", self.method, keeps_state=True)
+            if settings.replay is None or isinstance(sampler.rule, RowRule):
+                check_simulated("refresh rule", sampler.rule)
+            if deployment.is_packed:
+                check_simulated("scheduler", scheduler_of(settings.engine.scheduler), keeps_state=True)
+        require(
+            deployment.is_packed or not sees(sampler.rule),
+            f"refresh rule {type(sampler.rule).__name__} decides for each request as it goes, and members of a static batch are in "
+            f"step: use reading='policy'",
+        )
+        sampler.sparsity.check_layers(settings.shape.n_layers)
+        return (plan_packed if deployment.is_packed else plan_static)(deployment, lengths)
 
 
 def resolve(cell: Cell, method: Method) -> DllmSettings:
