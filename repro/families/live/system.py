@@ -232,7 +232,7 @@ class LiveDeployment(PolicyDeployment[LiveSettings]):
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
         from engines.ampd.live.coordinator import random_prompts
         from engines.ampd.live.decisions import replay
-        from engines.ampd.live.profile import profile_live, simulate_live
+        from engines.ampd.live.profile import profile_live
         from engines.ampd.live.record import answers, collect
 
         self.check_machine()
@@ -257,18 +257,7 @@ class LiveDeployment(PolicyDeployment[LiveSettings]):
                 store.log()[mark.decision :], **self._policies(profile), make_queue=lambda worker: self._make_queue()
             )
             ids = [answers(store, session) for session in sessions]
-            simulated = simulate_live(
-                profile,
-                sessions,
-                num_homes=settings.num_homes,
-                num_prefills=settings.num_prefills,
-                **self._policies(profile),
-                estimator=profile.performance,
-                make_queue=self._make_queue,
-                kv_capacity=settings.knobs.kv_tokens,
-                window_s=settings.own.window_s,
-            )
-            errors = compared(run, simulated)
+            simulated = compared(run, self._simulated(profile, workload))
             client_facts = None
             if served.exchanges is not None:
                 run, client_facts = seen_by_client(served.exchanges, run, store)
@@ -288,18 +277,12 @@ class LiveDeployment(PolicyDeployment[LiveSettings]):
             "lost_workers": [*losses.workers, *sorted({*ended} - {*losses.workers})],
             "prefills_taken_back": losses.num_taken_back,
             "profile": _facts_of_profile(profile),
-            "simulated": errors,
+            "simulated": simulated,
         }
         if client_facts is not None:
             facts["frontend"] = {**served.facts, **client_facts}
-        record = self.record(
-            tables_of(run),
-            model=settings.knobs.model,
-            calibration=None,
-            platform="this CPU",
-            provenance=workload.provenance,
-            facts=facts,
-        )
+        manifest: dict[str, Any] = {"model": settings.knobs.model, "calibration": None, "platform": "this CPU"}
+        record = self.record(tables_of(run), provenance=workload.provenance, facts=facts, **manifest)
         return record.with_columns(REQUESTS, submit_lag_s=served.lags_s)
 
     @contextmanager
@@ -353,6 +336,22 @@ class LiveDeployment(PolicyDeployment[LiveSettings]):
         }
         facts = {"model": profile.performance, "slo": settings.slo, "seed": self.cell.seed}
         return {kind: make(**facts) for kind, make in makes.items()}
+
+    def _simulated(self, profile: "LiveProfile", workload: SessionWorkload) -> "ClusterRun":
+        from engines.ampd.live.profile import simulate_live
+
+        settings = self.settings
+        return simulate_live(
+            profile,
+            workload.sessions,
+            num_homes=settings.num_homes,
+            num_prefills=settings.num_prefills,
+            **self._policies(profile),
+            estimator=profile.performance,
+            make_queue=self._make_queue,
+            kv_capacity=settings.knobs.kv_tokens,
+            window_s=settings.own.window_s,
+        )
 
 
 def _facts_of_profile(profile: "LiveProfile") -> dict[str, Any]:
