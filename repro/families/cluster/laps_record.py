@@ -219,7 +219,7 @@ busy_s = _over_steps(lambda steps: fsum(steps["duration_s"]))
 def _window_is_long_enough(record: RunRecord) -> Iterator[str]:
     num = int(counted(record).sum())
     if num < 10:
-        yield f"{num} turns count: give more num_prompts, or fewer clients"
+        yield f"too few turns count, {num} of at least 10: serve more of them, or fewer clients"
 
 
 def tokens_are_whole(record: RunRecord) -> Iterator[str]:
