@@ -108,12 +108,12 @@ class ClusterDeployment(PolicyDeployment[ClusterSettings]):
                 deployment.gpus <= ground.num_gpus,
                 f"deployment={how!r} takes {deployment.gpus} GPUs and num_gpus={ground.num_gpus}: give it fewer or them more",
             )
-            for pool in (*deployment.prefill, *deployment.decode):
-                require(
-                    pool.degree in degrees,
-                    f"deployment={how!r} has workers of {pool.degree} GPUs: use degrees of {', '.join(map(str, degrees))}",
-                )
         self.system.build(settings, deployment)
+        for pool in (*deployment.prefill, *deployment.decode):
+            require(
+                pool.degree in degrees,
+                f"deployment={how!r} has workers of {pool.degree} GPUs: use degrees of {', '.join(map(str, degrees))}",
+            )
 
     def cluster(self) -> Cluster:
         settings = self.settings
