@@ -141,6 +141,12 @@ def longest_token(backend: Tokenizer) -> int:
     return longest * (1 if backend.normalizer is None else _MOST_SHRINK)
 
 
+def special_tokens(backend: Tokenizer | None, texts: Collection[str]) -> dict[int, str]:
+    """Return those of the texts that are special tokens, by their ids."""
+    added = {} if backend is None or not texts else backend.get_added_tokens_decoder()
+    return {id_: token.content for id_, token in added.items() if token.special and token.content in texts}
+
+
 class Speller:
     """Decodes tokens to their text within a longer text, with special tokens spelt out."""
 

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from engines.ar.sampling import Logprobs
@@ -36,6 +37,8 @@ class Stops(NamedTuple):
     texts: Sequence[str] = ()
     token_ids: frozenset[int] = frozenset()
     """Ids that end the answer, beside the ends that the codec knows."""
+    specials: Mapping[int, str] = MappingProxyType({})
+    """Stop texts by the ids of the special tokens that they are: they end an answer whose text leaves special tokens out, too."""
     ignores_eos: bool = False
     """Whether the ends that the codec knows count as ordinary tokens."""
     min_tokens: int = 0
@@ -56,7 +59,7 @@ class Answer:
     def __init__(self, codec: Codec, stops: Stops = NO_STOPS, *, skip_special: bool = True) -> None:
         self._decode = partial(codec.decode, skip_special=skip_special)
         self._stops = stops
-        self._ends = stops.token_ids | (frozenset() if stops.ignores_eos else codec.end_ids)
+        self._ends = stops.token_ids | stops.specials.keys() | (frozenset() if stops.ignores_eos else codec.end_ids)
         self._unsaid = None if stops.ignores_eos else codec.eos_id
         """The end of text, which we do not tell as a stop reason."""
         self._beginnings = sorted(stops.texts)
@@ -90,7 +93,8 @@ class Answer:
         shown_ids = self._ids
         if index is not None:
             end_id = self._ids[-1]
-            self.finish_reason, self._stop_reason = "stop", None if end_id == self._unsaid else end_id
+            self.finish_reason = "stop"
+            self._stop_reason = self._stops.specials.get(end_id, None if end_id == self._unsaid else end_id)
             shown_ids = self._ids if self._stops.are_shown else self._ids[:-1]
         elif is_last:
             self.finish_reason = "length"

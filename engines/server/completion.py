@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from engines.ar.sampling import Logprobs
 from engines.errors import UserError
+from engines.models.tokenizer import special_tokens
 from engines.server.answer import Answer, Piece, Score, ScoredTokens, Stops, prompt_logprobs, scores_of
 from engines.server.body import SEEDS, AnswerBody, ChatBody, CompletionBody
 from engines.server.codec import Codec
@@ -204,6 +205,7 @@ class Completion:
             stops = Stops(
                 texts=tuple(body.stop),
                 token_ids=frozenset(body.stop_token_ids),
+                specials=special_tokens(served.codec.backend, body.stop) if body.skip_special_tokens else {},
                 ignores_eos=body.ignore_eos,
                 min_tokens=body.min_tokens,
                 are_shown=body.include_stop_str_in_output,

@@ -64,6 +64,18 @@ def test_special_tokens_are_text_of_ids_and_unknown_ids_none(server, codec):
     assert told(server, "/tokenize", {"prompt": ""}).body["count"] == 0
 
 
+def test_a_special_token_is_a_stop_text_though_the_text_leaves_it_out(server, codec):
+    (end,) = codec.end_ids
+    body = {"model": "echo", "prompt": [300, end], "max_tokens": 8, "ignore_eos": True}
+    for skips in (True, False):
+        said = told(server, "/v1/completions", {**body, "stop": ["<|endoftext|>"], "skip_special_tokens": skips}).body
+        (choice,) = said["choices"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "<|endoftext|>")
+        assert said["usage"]["completion_tokens"] == 5
+    said = told(server, "/v1/completions", {**body, "stop": ["<|mdm_mask|>", "no token"]}).body
+    assert (said["choices"][0]["finish_reason"], said["usage"]["completion_tokens"]) == ("length", 8)
+
+
 @pytest.mark.parametrize(("path", "body", "status", "param"), REQUESTS["tokens"])
 def test_what_has_no_tokens_is_refused_by_its_name(server, path, body, status, param):
     said = told(server, path, body)
