@@ -1,4 +1,4 @@
-"""This process and its machine: memory and how a process keeps it, usable cores, and signals held back while a step must finish."""
+"""This process, its packages and its machine: memory and how a process keeps it, usable cores, and signals that we delay."""
 
 import gc
 import math
@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from multiprocessing import parent_process
 from pathlib import Path
 from types import FrameType
@@ -21,6 +22,17 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 def our_variables(environment: Mapping[str, str]) -> set[str]:
     """Names of the variables that we set, not the user, and of the one that lists them. Other projects' programs should not get them."""
     return {SETTLED, *filter(None, environment.get(SETTLED, "").split(","))}
+
+
+@cache
+def version_of(package: str) -> str | None:
+    """Version of an installed package. It is not imported, because a folder of the same name is not the library."""
+    from importlib.metadata import PackageNotFoundError, version  # importing it takes some 50 ms
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def machine_memory_bytes() -> int | None:

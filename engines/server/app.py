@@ -2,7 +2,6 @@
 
 import asyncio
 import hmac
-import importlib.metadata
 import json
 import logging
 import time
@@ -23,6 +22,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from engines.errors import UserError
+from engines.machine import version_of
 from engines.server.answer import Piece, join_logprobs
 from engines.server.body import (
     LONGEST_ID,
@@ -218,15 +218,8 @@ async def _until_gone(receive: Receive) -> None:
 
 logger = logging.getLogger(__name__)
 
+_PACKAGE = "dllm-serve-repro"
 _PAGE_POLICY = "default-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-
-
-def _version() -> str:
-    """Return the version of this package; 'unknown' if it runs from a folder and is not installed."""
-    try:
-        return importlib.metadata.version("dllm-serve-repro")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 _MOST_ID = 2**32 - 1
@@ -336,7 +329,7 @@ class Server:
                 Route("/v1/models/{name:path}", self._model),
                 Route("/health", JSONResponse({"status": "ok"}), methods=["GET"]),
                 Route("/ping", JSONResponse({"status": "ok"}), methods=["GET", "POST"]),
-                Route("/version", JSONResponse({"version": _version()}), methods=["GET"]),
+                Route("/version", JSONResponse({"version": version_of(_PACKAGE) or "unknown"}), methods=["GET"]),
                 Route("/ready", self._ready),
                 Route("/metrics", self._metrics),
                 Route("/", HTMLResponse(page, headers={"Content-Security-Policy": _PAGE_POLICY}), methods=["GET"]),

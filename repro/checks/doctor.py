@@ -14,12 +14,13 @@ from typing import Literal, NamedTuple
 from engines.cost.kernels import tables_of
 from engines.cost.roofline import GPUS, gpu_of_device
 from engines.errors import UserError
+from engines.machine import version_of
 from engines.models.checkpoint import EMBEDDED
 from engines.models.shape import BLOCK_DIFFUSION, CATALOGUE
 from repro import paths
 from repro.families.cost import CostKnobs, describe_calibration, load_calibration
 from repro.families.platforms import MIB, PLATFORMS, Platform, platform
-from repro.runs.provenance import collect, nvidia_smi, version_of
+from repro.runs.provenance import collect, nvidia_smi
 from repro.tasks.registry import TASKS, TaskEntry
 from repro.tasks.sandbox.client import CONSENT_OPTION, jail_refusal
 from repro.workloads.card import DATA_DIR_VARIABLE, find_data_dir

@@ -7,7 +7,6 @@ Comments do not count. Libraries do not count either: a run's provenance names t
 
 import ast
 import hashlib
-import importlib.metadata
 import os
 import platform
 import re
@@ -27,7 +26,7 @@ from typing import Any
 from engines.cache import cached_result
 from engines.data import installed
 from engines.errors import RunError, UserError, require
-from engines.machine import machine_memory_bytes
+from engines.machine import machine_memory_bytes, version_of
 from repro.paths import REPO
 from repro.runs.cell import Cell
 from repro.runs.clean import REDACTED, clean_command, clean_text, is_secret
@@ -473,15 +472,6 @@ def _git(root: Path, *arguments: str) -> str | None:
     except FileNotFoundError:  # no git on this machine
         return None
     return result.stdout.strip() if result.returncode == 0 else None
-
-
-@cache
-def version_of(package: str) -> str | None:
-    """Version of an installed package. It is not imported, because a folder of the same name is not the library."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _cpu() -> dict[str, Any]:
