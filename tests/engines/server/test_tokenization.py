@@ -8,9 +8,12 @@ from support.http_client import ask, streaming
 from support.http_server import Running, running_server
 from support.served_echo import ByteCodec, EchoModel
 from support.tables import data_beside
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from engines.errors import UserError
 from engines.models.checkpoint import TINY_DIR, config_of
+from engines.models.tokenizer import special_tokens
 from engines.server.codec import IdsAlone, TextCodec
 from engines.server.settings import ServerSettings
 
@@ -74,6 +77,14 @@ def test_a_special_token_is_a_stop_text_though_the_text_leaves_it_out(server, co
         assert said["usage"]["completion_tokens"] == 5
     said = told(server, "/v1/completions", {**body, "stop": ["<|mdm_mask|>", "no token"]}).body
     assert (said["choices"][0]["finish_reason"], said["usage"]["completion_tokens"]) == ("length", 8)
+
+
+def test_ordinary_and_added_tokens_are_no_special_ones():
+    backend = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
+    backend.add_tokens(["<b>"])
+    backend.add_special_tokens(["<c>", "<d>"])
+    assert special_tokens(backend, ["a", "<b>", "<c>"]) == {2: "<c>"}
+    assert special_tokens(None, ["<c>"]) == {}
 
 
 @pytest.mark.parametrize(("path", "body", "status", "param"), REQUESTS["tokens"])
